@@ -4,9 +4,9 @@
 """Usage: before_after.py BEFORE AFTER [--gpus N] [--seconds S] [--sweeps K] [--only REGEX] [--limit PERCENT] [--json OUT]
 
 BEFORE and AFTER are build folders (build/gpu) with bench/layer, for more than one GPU with bench/exchange_bench and bench/ep_layer_bench.
-One GPU: bench/layer. More: exchange_bench and ep_layer_bench on N GPUs. The points are cut into units of a few seconds. Each unit runs as
+One GPU: bench/layer. More: exchange_bench and ep_layer_bench on N GPUs. The points are cut into jobs of a few seconds. Each job runs as
 before, after, after, before; once all have, again, K (3) times in all or as often as fits into S seconds (150), which are not exceeded:
-units that were not measured are named.
+those that did not run are named.
 
 A line a point: the median before, the median after, after / before, and the spread: by how much two consecutive runs of the same binary
 differ, in percent of their median: the median of these differences, of the binary where it is larger. "SLOWER" marks a point that is slower
@@ -39,7 +39,7 @@ class Failure(Exception):
     """A benchmark failed; the text holds its command and its last output."""
 
 
-class Unit:
+class Job:
     """Some points of one program, measured by one run of it."""
 
     def __init__(self, name, program, arguments, ranks=0):
@@ -97,12 +97,12 @@ def read_points(text):
     return points
 
 
-def units_for(gpus):
+def jobs_for(gpus):
     """What is measured, the most important first."""
     if gpus == 1:
         report = ["--benchmark_out=OUT", "--benchmark_out_format=json"]
         return [
-            Unit(f"layer {scheme} {shape}", "layer", [f"--benchmark_filter=hopper_contiguous/{scheme}/{shape}/", *report])
+            Job(f"layer {scheme} {shape}", "layer", [f"--benchmark_filter=hopper_contiguous/{scheme}/{shape}/", *report])
             for shape in LAYER_SHAPES
             for scheme in ("bf16", "fp8_block")
         ]
@@ -110,11 +110,11 @@ def units_for(gpus):
     def whole(shape, scheme, tokens):
         arguments = ["--shapes", shape, "--schemes", scheme, "--tokens", tokens, "--like-ranks", "8", "--backends", "window", "--json",
                      "OUT"]
-        return Unit(f"ep_layer {shape} {scheme}", "ep_layer_bench", arguments, ranks=gpus)
+        return Job(f"ep_layer {shape} {scheme}", "ep_layer_bench", arguments, ranks=gpus)
 
     def exchange(section):
         arguments = ["--ranks", str(gpus), "--quick", "--sections", section, "--ht-blocks", "16", "--json", "OUT"]
-        return Unit(f"exchange {section}", "exchange_bench", arguments)
+        return Job(f"exchange {section}", "exchange_bench", arguments)
 
     return [
         whole("flash", "fp8", "8,128,1024,4096"),
@@ -126,22 +126,22 @@ def units_for(gpus):
     ]
 
 
-def turns(unit, builds, deadline):
-    """Four runs of a unit. False if they do not all fit before the deadline."""
+def turns(job, builds, deadline):
+    """Four runs of a job. False if they do not all fit before the deadline."""
     for done, side in enumerate(TURNS):
-        if time.monotonic() + 1.1 * unit.longest * (len(TURNS) - done) > deadline or not unit.run(side, builds[side], deadline):
+        if time.monotonic() + 1.1 * job.longest * (len(TURNS) - done) > deadline or not job.run(side, builds[side], deadline):
             return False
     return True
 
 
-def measure(units, builds, sweeps, deadline):
-    """Runs the units in turns, `sweeps` times or as often as fits. Returns those that were not measured."""
+def measure(jobs, builds, sweeps, deadline):
+    """Runs the jobs in turns, `sweeps` times or as often as fits. Returns those that were not measured."""
     left_out = None
     for _ in range(sweeps):
-        fit = [unit for unit in units if turns(unit, builds, deadline)]
+        fit = [job for job in jobs if turns(job, builds, deadline)]
         if left_out is None:
-            left_out = [unit for unit in units if unit not in fit]
-        units = fit
+            left_out = [job for job in jobs if job not in fit]
+        jobs = fit
     return left_out
 
 
@@ -150,11 +150,11 @@ def apart(times):
     return statistics.median(abs(a - b) for a, b in zip(times, times[1:])) / statistics.median(times)
 
 
-def compare(units, limit):
+def compare(jobs, limit):
     rows = []
-    for unit in units:
-        for point, before in unit.times["before"].items():
-            after = unit.times["after"].get(point)
+    for job in jobs:
+        for point, before in job.times["before"].items():
+            after = job.times["after"].get(point)
             if after is None or len(before) < 2 or len(after) < 2:
                 continue
             ratio = statistics.median(after) / statistics.median(before)
@@ -209,18 +209,18 @@ def main():
     for name in ("gpus", "sweeps"):
         if getattr(o, name) < 1:
             parser.error(f"--{name}: {getattr(o, name)} is out of range, at least 1")
-    units = [unit for unit in units_for(o.gpus) if re.search(o.only, unit.name)]
-    if not units:
-        parser.error(f"--only: no unit matches {o.only}; there are: {', '.join(unit.name for unit in units_for(o.gpus))}")
+    jobs = [job for job in jobs_for(o.gpus) if re.search(o.only, job.name)]
+    if not jobs:
+        parser.error(f"--only: no job matches {o.only}; there are: {', '.join(job.name for job in jobs_for(o.gpus))}")
     builds = {"before": o.before, "after": o.after}
     for build in builds.values():
-        for program in sorted({unit.program for unit in units}):
+        for program in sorted({job.program for job in jobs}):
             if not (build / "bench" / program).is_file():
                 parser.error(f"{build / 'bench' / program} is not there: build it with scripts/gpu bench")
-    left_out = measure(units, builds, o.sweeps, start + o.seconds)
-    rows = compare(units, o.limit)
+    left_out = measure(jobs, builds, o.sweeps, start + o.seconds)
+    rows = compare(jobs, o.limit)
     if left_out:
-        print(f"not measured in {o.seconds:.0f} s: {', '.join(unit.name for unit in left_out)}")
+        print(f"not measured in {o.seconds:.0f} s: {', '.join(job.name for job in left_out)}")
     if not rows:
         raise Failure(f"nothing was measured in {o.seconds:.0f} s")
     show(rows)

@@ -56,9 +56,9 @@ class Dtype:
     def unfit(self, shape):
         """Why a shape cannot be in this type, or None."""
         _, hidden, inter, _ = shape
-        unit = 128 if self.blocks else self.group or 1
-        if hidden % unit or inter % unit:
-            return f"its sizes are not multiples of {unit}"
+        multiple = 128 if self.blocks else self.group or 1
+        if hidden % multiple or inter % multiple:
+            return f"its sizes are not multiples of {multiple}"
         return None
 
 

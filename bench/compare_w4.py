@@ -108,8 +108,8 @@ def marlin_sizes(layer):
     return up(layer.hidden, 128), up(layer.inter, math.lcm(64, group))
 
 
-def up(value, unit):
-    return -(-value // unit) * unit
+def up(value, multiple):
+    return -(-value // multiple) * multiple
 
 
 def marlin_operands(layer, name, hidden, inter):

@@ -154,9 +154,9 @@ Scheme scheme_of(std::string const& mode, std::string const& format) {
 /// The shapes that `part` names and the scheme can compute. At least one.
 std::map<std::string, LocalShape> shapes_of(std::string const& part, Scheme scheme) {
   std::map<std::string, LocalShape> shapes = find_shapes(kShapes, part);
-  std::erase_if(shapes, [&](auto const& s) { return s.second.hidden % intermediate_unit(scheme) != 0; });
+  std::erase_if(shapes, [&](auto const& s) { return s.second.hidden % intermediate_multiple(scheme) != 0; });
   if (shapes.empty()) {
-    throw BadArgument(moe::text("shape ", part, " has a hidden size that is not a multiple of ", intermediate_unit(scheme), ", which ",
+    throw BadArgument(moe::text("shape ", part, " has a hidden size that is not a multiple of ", intermediate_multiple(scheme), ", which ",
                                 name(scheme), " needs"));
   }
   return shapes;

@@ -49,10 +49,10 @@ struct CheckpointWriter {
     for (std::uint8_t& x : v) x = static_cast<std::uint8_t>(120 + random() % 10);
     file.add(name, shape, v);
   }
-  /// Multiples of `unit` up to 100 of them.
-  void scales(std::string const& name, std::vector<std::int64_t> const& shape, float unit = 1.0F / 64) {
+  /// Multiples of `step` up to 100 of them.
+  void scales(std::string const& name, std::vector<std::int64_t> const& shape, float step = 1.0F / 64) {
     std::vector<float> v(count(shape));
-    for (float& x : v) x = static_cast<float>(1 + random() % 100) * unit;
+    for (float& x : v) x = static_cast<float>(1 + random() % 100) * step;
     file.add(name, shape, v);
   }
   std::vector<float> normal(std::vector<std::int64_t> const& shape) {

@@ -103,18 +103,18 @@ Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, 
   return out;
 }
 
-/// The parameters of a runner but for its grid. shared13, shared2: this rank's part. place.as(like, values): the values as the runner's
+/// The parameters of a runner but for its grid. shared13, shared2: this rank's part. memory.as(like, values): the values as the runner's
 /// parts take them, in its space; like: a pointer to their element.
-template <class R, class Place>
+template <class R, class Memory>
 typename R::Params params(Model const& m, ExpertPlacement const& placement, int intermediate, std::vector<float> const& shared13,
-                          std::vector<float> const& shared2, Place&& place) {
+                          std::vector<float> const& shared2, Memory&& memory) {
   typename R::Params p{
       .layer = {.shape = {.hidden = m.layer_width(), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
                 .max_tokens_per_rank = kMost,
                 .placement = placement,
                 .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = m.zero}}};
   auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
-    to = make_rows(place.as(to.data_handle(), values), rows, cols);
+    to = make_rows(memory.as(to.data_handle(), values), rows, cols);
   };
   p.hidden = m.hidden;
   p.expert_hidden = m.width();
@@ -127,7 +127,7 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
     p.output.eps = 1e-3F;
   }
   p.scaling.routed = 1.5F;
-  p.end.bias = place.as(p.end.bias, m.bias);
+  p.end.bias = memory.as(p.end.bias, m.bias);
   p.end.normalise = m.form.norm;
   p.end.eps = 1e-3F;
   if (m.form.shared != SharedOutput::none) {
@@ -136,12 +136,12 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
     p.shared.intermediate = columns;
     auto& w13 = p.shared.weights.w13;
     auto& w2 = p.shared.weights.w2;
-    w13 = {make_blocks(place.as(w13.codes.data_handle(), shared13), 1, 2 * columns, m.hidden),
+    w13 = {make_blocks(memory.as(w13.codes.data_handle(), shared13), 1, 2 * columns, m.hidden),
            make_rows(w13.scales.data_handle(), 1, 0),
            {},
            2 * columns,
            m.hidden};
-    w2 = {make_blocks(place.as(w2.codes.data_handle(), shared2), 1, m.hidden, columns),
+    w2 = {make_blocks(memory.as(w2.codes.data_handle(), shared2), 1, m.hidden, columns),
           make_rows(w2.scales.data_handle(), 1, 0),
           {},
           m.hidden,
@@ -201,7 +201,7 @@ struct Grid {
   bool ep;
 };
 /// A rank's coordinates.
-inline MoeParallel place_of(Grid const& g, int rank, BackendFacts const& facts) {
+inline MoeParallel parallel_of(Grid const& g, int rank, BackendFacts const& facts) {
   return flatten({.tp_size = g.tp,
                   .tp_rank = rank % g.tp,
                   .pcp_size = g.pcp,

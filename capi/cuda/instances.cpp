@@ -24,8 +24,8 @@ std::string wrong_device(moe::c::Request const& r) {
   moe::check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, r.device.id), "cudaDeviceGetAttribute");
   return major == 9 && minor == 0 ? "" : moe::text("cuda:", r.device.id, " is sm_", major, minor, ", needs sm_90");
 }
-std::string wrong_size(char const* what, std::int64_t value, int unit) {
-  return value % unit == 0 ? "" : moe::text(what, " ", value, " is not a multiple of ", unit);
+std::string wrong_size(char const* what, std::int64_t value, int multiple) {
+  return value % multiple == 0 ? "" : moe::text(what, " ", value, " is not a multiple of ", multiple);
 }
 /// The first reason that is not empty.
 std::string first(std::initializer_list<std::string> reasons) {
@@ -38,13 +38,13 @@ std::string first(std::initializer_list<std::string> reasons) {
 template <class Act, class Quant>
 std::string contiguous_unfit(moe::c::Request const& r) {
   constexpr auto kScheme = HopperContiguous::Kernel<moe::models::RuntimeLayer<Act, Act>, Quant, moe::ActivationFormat::standard>::kScheme;
-  return first({wrong_device(r), wrong_size("hidden", r.shape.hidden, moe::hopper::hidden_unit(kScheme)),
-                wrong_size("intermediate", r.shape.intermediate, moe::hopper::intermediate_unit(kScheme))});
+  return first({wrong_device(r), wrong_size("hidden", r.shape.hidden, moe::hopper::hidden_multiple(kScheme)),
+                wrong_size("intermediate", r.shape.intermediate, moe::hopper::intermediate_multiple(kScheme))});
 }
-template <int IntermediateUnit>
+template <int IntermediateMultiple>
 std::string w4a16_unfit(moe::c::Request const& r) {
   return first(
-      {wrong_device(r), wrong_size("hidden", r.shape.hidden, 64), wrong_size("intermediate", r.shape.intermediate, IntermediateUnit)});
+      {wrong_device(r), wrong_size("hidden", r.shape.hidden, 64), wrong_size("intermediate", r.shape.intermediate, IntermediateMultiple)});
 }
 
 template <class Act, class Quant, class Experts>

@@ -3,7 +3,7 @@
 #include "examples/moe/run_host.hpp"
 
 template moe_tool::JobResult moe_tool::run_sample<moe::quantization::W4A8Fp8>(Job const&);
-template moe_tool::JobResult moe_tool::run_sample<moe::quantization::W4A8<moe::quantization::Fp8Unit<>, 32>>(Job const&);
+template moe_tool::JobResult moe_tool::run_sample<moe::quantization::W4A8<moe::quantization::Fp8Codec<>, 32>>(Job const&);
 template moe_tool::JobResult moe_tool::run_sample<moe::quantization::W4A8Int8>(Job const&);
 template moe_tool::JobResult moe_tool::run_sample<moe::quantization::Mxfp4W4A8<>>(Job const&);
 template moe_tool::JobResult moe_tool::run_sample<moe::quantization::Mxfp4Fp8<>>(Job const&);

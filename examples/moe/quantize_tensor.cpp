@@ -48,10 +48,10 @@ std::vector<std::int64_t> scale_shape(Shape shape) {
 /// One matrix through the weight half of a scheme, appended to `out`.
 template <class Weights>
 void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
-  using Unit = typename Weights::WeightUnit;
+  using Codec = typename Weights::WeightCodec;
   auto const elements = static_cast<std::size_t>(shape.rows * shape.cols);
   std::int64_t const code_cols = Weights::weight_code_cols(shape.cols);
-  std::vector<typename Unit::Code> codes(static_cast<std::size_t>(shape.rows * code_cols));
+  std::vector<typename Codec::Code> codes(static_cast<std::size_t>(shape.rows * code_cols));
   std::vector<typename Weights::WeightScale> scales(static_cast<std::size_t>(Weights::weight_scale_count(shape.rows, shape.cols)));
   Weights const weights{};
   weights.template quantize_weight<float>(w, shape.rows, shape.cols, codes.data(), scales.data());
@@ -62,8 +62,8 @@ void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
                                                   out.dq.data() + at + static_cast<std::size_t>(r * shape.cols));
   }
 
-  out.is_signed = Unit::kCodeDType == moe::DType::i8;
-  if constexpr (Unit::kPack == 1) {
+  out.is_signed = Codec::kCodeDType == moe::DType::i8;
+  if constexpr (Codec::kPack == 1) {
     for (auto const code : codes) out.q.push_back(static_cast<std::uint8_t>(code));
   } else {
     for (std::int64_t r = 0; r < shape.rows; ++r) {
@@ -75,16 +75,16 @@ void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
   }
 
   out.scale_shape = scale_shape<Weights>(shape);
-  Unit unit{};
+  Codec codec{};
   std::size_t blocks = scales.size();
-  if constexpr (std::is_same_v<Unit, Nvfp4Unit>) {
-    unit.global_scale = Weights::weight_global(scales.data(), shape.rows, shape.cols);
-    out.global_scale.push_back(unit.global_scale);
+  if constexpr (std::is_same_v<Codec, Nvfp4Codec>) {
+    codec.global_scale = Weights::weight_global(scales.data(), shape.rows, shape.cols);
+    out.global_scale.push_back(codec.global_scale);
     blocks = static_cast<std::size_t>(shape.rows * Weights::weight_scale_cols(shape.cols));
     append(out.block_scale, {scales.begin(), scales.begin() + static_cast<std::ptrdiff_t>(blocks)});
   }
-  for (std::size_t i = 0; i < blocks; ++i) out.scale.push_back(unit.factor(scales[i]));
-  if constexpr (Unit::kPowerOfTwo) {
+  for (std::size_t i = 0; i < blocks; ++i) out.scale.push_back(codec.factor(scales[i]));
+  if constexpr (Codec::kPowerOfTwo) {
     for (std::size_t i = 0; i < blocks; ++i) {
       if constexpr (std::is_same_v<typename Weights::WeightScale, float>) {
         out.scale_byte.push_back(ceil_e8m0(scales[i]));
@@ -122,13 +122,13 @@ using Quantizer = std::function<void(float const*, Shape, QuantizedTensor&)>;
 
 template <ScaleFormat Format>
 void add_fp8(std::map<std::string, Quantizer>& all, std::string const& suffix) {
-  using Unit = Fp8Unit<ScaleFloor::amax_1e10, Format>;
-  all["fp8_per_tensor" + suffix] = quantize_one<TileWeights<Unit, 0, 0>>;
+  using Codec = Fp8Codec<ScaleFloor::amax_1e10, Format>;
+  all["fp8_per_tensor" + suffix] = quantize_one<BlockWeights<Codec, 0, 0>>;
   // A row is a token of activations or an output channel of weights: the same arithmetic.
-  all["fp8_per_token" + suffix] = quantize_one<TileWeights<Unit, 1, 0>>;
-  all["fp8_per_channel" + suffix] = quantize_one<TileWeights<Unit, 1, 0>>;
-  all["fp8_group128" + suffix] = quantize_one<TileWeights<Unit, 1, 128>>;
-  all["fp8_block128" + suffix] = quantize_one<TileWeights<Unit, 128, 128>>;
+  all["fp8_per_token" + suffix] = quantize_one<BlockWeights<Codec, 1, 0>>;
+  all["fp8_per_channel" + suffix] = quantize_one<BlockWeights<Codec, 1, 0>>;
+  all["fp8_group128" + suffix] = quantize_one<BlockWeights<Codec, 1, 128>>;
+  all["fp8_block128" + suffix] = quantize_one<BlockWeights<Codec, 128, 128>>;
 }
 
 /// Calls f with the rule as a constant.
@@ -146,16 +146,16 @@ std::map<std::string, Quantizer> quantizers(std::optional<MxRule> rule) {
   std::map<std::string, Quantizer> all;
   add_fp8<ScaleFormat::f32>(all, "");
   add_fp8<ScaleFormat::f32_pow2>(all, "_ue8m0");
-  all["int8_per_token"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
-  all["int8_per_channel"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
-  all["int8_group128"] = quantize_one<TileWeights<Int8Unit, 1, 128>>;
+  all["int8_per_token"] = quantize_one<BlockWeights<Int8Codec, 1, 0>>;
+  all["int8_per_channel"] = quantize_one<BlockWeights<Int8Codec, 1, 0>>;
+  all["int8_group128"] = quantize_one<BlockWeights<Int8Codec, 1, 128>>;
   for (char const* const name : kInt4Schemes) {
     all[name] = [name](float const* w, Shape shape, QuantizedTensor& out) { quantize_int4_one(name, w, shape, out); };
   }
-  all["mxfp8"] =
-      with_rule(rule.value_or(MxRule::ceil), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp8Unit<Rule>, 1, 32>>; });
+  all["mxfp8"] = with_rule(rule.value_or(MxRule::ceil),
+                           []<MxRule Rule>() -> Quantizer { return quantize_one<BlockWeights<Mxfp8Codec<Rule>, 1, 32>>; });
   all["mxfp4"] =
-      with_rule(rule.value_or(MxRule::ocp), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp4Unit<Rule>, 1, 32>>; });
+      with_rule(rule.value_or(MxRule::ocp), []<MxRule Rule>() -> Quantizer { return quantize_one<BlockWeights<Mxfp4Codec<Rule>, 1, 32>>; });
   for (char const* const rows : {"mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8"}) all[rows] = all["mxfp4"];
   all["nvfp4"] = all["nvfp4_w4a16"] = quantize_one<Nvfp4Weights>;
   return all;
@@ -186,11 +186,11 @@ std::optional<Int4Form> int4_form(std::string_view scheme) {
 IntWeight quantize_int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group, bool zero_points) {
   IntWeight out{.bits = 4, .rows = rows, .cols = cols, .group = group, .codes = {}, .scales = {}, .zeros = {}};
   out.codes.reserve(w.size());
-  using Unit = OffsetIntUnit<4>;
+  using Codec = OffsetIntCodec<4>;
   for (auto begin = w.begin(); begin != w.end(); begin += group) {
     auto const end = begin + group;
     float scale = 0;
-    int zero = Unit::kZero, least = 1, most = 15;  // symmetric: -7 to 7
+    int zero = Codec::kZero, least = 1, most = 15;  // symmetric: -7 to 7
     if (zero_points) {
       float const low = std::min(0.0F, *std::min_element(begin, end)), high = std::max(0.0F, *std::max_element(begin, end));
       scale = std::max(high / 15 - low / 15, kAmaxFloor / 15);
@@ -199,8 +199,8 @@ IntWeight quantize_int4(std::vector<float> const& w, std::int64_t rows, std::int
       out.zeros.push_back(static_cast<std::uint8_t>(zero));
     } else {
       std::uint32_t amax = 0;
-      std::for_each(begin, end, [&](float x) { amax = std::max(amax, Unit::magnitude(x)); });
-      scale = Unit::scale(amax);
+      std::for_each(begin, end, [&](float x) { amax = std::max(amax, Codec::magnitude(x)); });
+      scale = Codec::scale(amax);
     }
     out.scales.push_back(scale);
     std::transform(begin, end, std::back_inserter(out.codes), [&](float x) {

@@ -79,7 +79,7 @@ TYPED_TEST(QuantizationActivations, PerTensor) {
   for (std::int32_t const r : used) rows.insert(rows.end(), x.begin() + r * kCols, x.begin() + (r + 1) * kCols);
   auto const count = static_cast<std::int64_t>(used.size());
   std::vector<std::uint8_t> q(rows.size());
-  float const scale = quantize_tensor(Fp8Unit<>{}, rows.data(), count, kCols, kCols, q.data());
+  float const scale = quantize_tensor(Fp8Codec<>{}, rows.data(), count, kCols, kCols, q.data());
   EXPECT_EQ(scale, file.template read<float>("per_tensor.scale").at(0));
   EXPECT_TRUE(same_bits(q, file.template read<std::uint8_t>("per_tensor.q")));
   // The static policy with that scale gives the same codes.

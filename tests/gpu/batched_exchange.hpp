@@ -27,7 +27,7 @@ class BatchedExchange {
         batches_(arena.take<Payload>(experts_ * capacity_ * Quant::payload_cols(hidden_))),
         scales_(arena.take<typename Quant::Scale>(experts_ * capacity_ * Quant::scale_cols(hidden_))),
         counts_(arena.take<std::int32_t>(experts_)),
-        places_(arena.take<std::int32_t>(max_tokens * topk_)),
+        positions_(arena.take<std::int32_t>(max_tokens * topk_)),
         gather_(Gathers ? arena.take<std::int32_t>(experts_ * capacity_) : nullptr),
         partial_(arena.take<Partial>(experts_ * capacity_ * hidden_)) {}
 
@@ -74,7 +74,7 @@ class BatchedExchange {
   Payload* batches_;
   typename Quant::Scale* scales_;
   std::int32_t* counts_;
-  std::int32_t* places_;
+  std::int32_t* positions_;
   std::int32_t* gather_;
   Partial* partial_;
   int rows_ = 0;

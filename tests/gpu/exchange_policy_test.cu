@@ -192,8 +192,8 @@ TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
 // ---- T8, T17, T21: handles, halves, buffer sets.
 
 TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
-  for (int slots : {1, 2}) {
-    Ranks<Low> run(Sizes{}, {.num_slots = slots, .window = {kTimeout}});
+  for (int buffer_sets : {1, 2}) {
+    Ranks<Low> run(Sizes{}, {.num_buffer_sets = buffer_sets, .window = {kTimeout}});
     run.bring(5, Routing::uniform, 8);
     for (int i = 0; i < 4; ++i) {
       std::vector<moe::detail::Handle> d0, d1;
@@ -201,7 +201,7 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
         auto& x = run.at(r);
         auto const s = run.stream(r);
         d0.push_back(x.send(run.in(r), s));
-        if (slots == 1) {
+        if (buffer_sets == 1) {
           expect_error(ErrorCode::state, [&] { x.send(run.in(r), s); });
           delay<<<1, 1, 0, s>>>(100000);
           run_identity(x.receive(d0.back(), s), x.expert_output(d0.back()), s);
@@ -216,16 +216,16 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
         auto const a = d0[static_cast<std::size_t>(r)];
         auto const b = d1[static_cast<std::size_t>(r)];
         run_identity(x.receive(b, s), x.expert_output(b), s);
-        if (slots == 2) run_identity(x.receive(a, s), x.expert_output(a), s);
+        if (buffer_sets == 2) run_identity(x.receive(a, s), x.expert_output(a), s);
         x.combine(a, run.out(r), s);
         expect_error(ErrorCode::state, [&] { x.combine(a, run.out(r), s); });
         x.combine(b, run.out(r), s);
       }
-      run.expect_good(false, moe::text(slots, " buffer sets"));
+      run.expect_good(false, moe::text(buffer_sets, " buffer sets"));
     }
     auto& x = run.at(0);
     expect_error(ErrorCode::state, [&] { x.finalize(run.out(0), run.stream(0)); });
-    expect_error(ErrorCode::argument, [&] { x.send(run.in(0), run.stream(0), slots); });
+    expect_error(ErrorCode::argument, [&] { x.send(run.in(0), run.stream(0), buffer_sets); });
   }
 }
 
@@ -609,7 +609,7 @@ TEST(LowLatencyPolicy, TheWindowHasTheBytesOfTheFormula) {
   auto const size = memory_size();
   expect_window(Ranks<Low>(memory_sizes(), {.window = {kTimeout}}), low_latency_window(size), "plain");
   expect_window(Ranks<Low>(memory_sizes(), {.masks = true, .window = {kTimeout}}), low_latency_window(size, 1, true), "masks");
-  expect_window(Ranks<Low>(memory_sizes(), {.num_slots = 2, .window = {kTimeout}}), low_latency_window(size, 2), "two buffer sets");
+  expect_window(Ranks<Low>(memory_sizes(), {.num_buffer_sets = 2, .window = {kTimeout}}), low_latency_window(size, 2), "two buffer sets");
   expect_window(Ranks<Low>(memory_sizes(), {.deduplicate = true, .window = {kTimeout}}), low_latency_deduplicated_window(size), "dedup");
   expect_window(Ranks<RankMajor>(memory_sizes(), {.window = {kTimeout}}), low_latency_deduplicated_window(size), "rank major");
 }

@@ -123,13 +123,13 @@ TEST_P(HopperFeatures, X10_InterleavedGateAndUpRows) {
 
 TEST_P(HopperFeatures, SizesThatDoNotFillATile) {
   bool const block = GetParam() == Scheme::fp8_block;
-  int const unit = hidden_unit(GetParam());
+  int const multiple = hidden_multiple(GetParam());
   Features f;
   f.quantized_x = true;
   for (Kind kind : {Kind::silu, Kind::relu2_no_mul}) {
     f.options.activation = kind;
-    for (int hidden : {unit, 64, 80, 144, 272}) {
-      for (int inter : {unit, 48, 128, 144, 400}) {
+    for (int hidden : {multiple, 64, 80, 144, 272}) {
+      for (int inter : {multiple, 48, 128, 144, 400}) {
         if (block && inter % 128 != 0) continue;
         for (int tokens : {5, 70}) check({6, hidden, inter, 3}, tokens, f);
       }

@@ -72,7 +72,7 @@ class Int8Exact {
     options.activation = Kind::relu2_no_mul;
     options.static_scale = static_scale;
     options.workers = workers;
-    options.scale_floor = moe::quantization::Int8Unit::scale(0);
+    options.scale_floor = moe::quantization::Int8Codec::scale(0);
     ContiguousLayer const layer({1, hidden_, inter_, 1}, Scheme::int8_row, weights, options,
                                 layer_launcher<Scheme::int8_row, AnyActivation>());
     TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens_)));
@@ -95,16 +95,16 @@ class Int8Exact {
   /// What the definition gives for a row whose first products are `gate(i)`.
   template <class Gate>
   std::vector<std::uint16_t> expected(Gate gate, float static_scale = 0.0F) const {
-    using Unit = moe::quantization::Int8Unit;
+    using Codec = moe::quantization::Int8Codec;
     std::vector<float> inter(at(inter_));
     std::uint32_t amax = 0;
     for (int i = 0; i < inter_; ++i) {
       inter[at(i)] = moe::activation::apply(Kind::relu2_no_mul, {}, gate(i), 0.0F);
-      amax = std::max(amax, Unit::magnitude(inter[at(i)]));
+      amax = std::max(amax, Codec::magnitude(inter[at(i)]));
     }
-    float const scale = static_scale > 0.0F ? static_scale : Unit::scale(amax);
+    float const scale = static_scale > 0.0F ? static_scale : Codec::scale(amax);
     std::vector<std::uint16_t> bits(at(hidden_), 0);
-    for (int h = 0; h < shown(); ++h) bits[at(h)] = bf16_bits(Unit::decode(Unit::encode(inter[at(first_ + h)], scale), scale));
+    for (int h = 0; h < shown(); ++h) bits[at(h)] = bf16_bits(Codec::decode(Codec::encode(inter[at(first_ + h)], scale), scale));
     return bits;
   }
   int inter() const { return inter_; }

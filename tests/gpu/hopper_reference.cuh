@@ -191,9 +191,9 @@ __global__ void quantize_x(Scheme scheme, __nv_bfloat16 const* x, int tokens, in
   int const lane = threadIdx.x % 32;
   int const width = group == 0 ? hidden : group;
   int const groups = (hidden + width - 1) / width;
-  for (int unit = (blockIdx.x * blockDim.x + threadIdx.x) / 32; unit < tokens * groups; unit += gridDim.x * blockDim.x / 32) {
-    long long const row = static_cast<long long>(unit / groups) * hidden;
-    int const first = unit % groups * width;
+  for (int task = (blockIdx.x * blockDim.x + threadIdx.x) / 32; task < tokens * groups; task += gridDim.x * blockDim.x / 32) {
+    long long const row = static_cast<long long>(task / groups) * hidden;
+    int const first = task % groups * width;
     int const end = min(hidden, first + width);
     float amax = 0;
     for (int i = first + lane; i < end; i += 32) amax = fmaxf(amax, fabsf(__bfloat162float(x[row + i])));
@@ -204,7 +204,7 @@ __global__ void quantize_x(Scheme scheme, __nv_bfloat16 const* x, int tokens, in
       codes[row + i] = scheme == Scheme::int8_row ? static_cast<char>(static_cast<std::int8_t>(int8_code(v, scale)))
                                                   : static_cast<char>(__nv_fp8_e4m3(v / scale).__x);
     }
-    if (lane == 0) scales[unit] = scale;
+    if (lane == 0) scales[task] = scale;
   }
 }
 

@@ -227,16 +227,16 @@ TEST(RunnerExperts, FilesOfAnySize) {
     BlockFile rounded(f.path);
     for (float& v : rounded.hidden) v = to_float(from_float<bf16>(v));
     std::int64_t const h = f.description.expert_hidden(), inner = f.description.intermediate;
-    auto const check = [&](auto quant, int unit, double tolerance) {
+    auto const check = [&](auto quant, int multiple, double tolerance) {
       using Quant = decltype(quant);
       auto const want = rounded.run<Quant, backends::NoExpertParallel<>, experts::Reference<float>, float>();
       OnDevice const got = run_on_device<Quant>(io::load_block<float>(f.store), f.hidden, f.tokens);
       EXPECT_LT(relative_error(got.output, want), tolerance) << got.experts << ": " << got.note;
-      bool const fits = hopper() && h % unit == 0 && inner % unit == 0;
+      bool const fits = hopper() && h % multiple == 0 && inner % multiple == 0;
       EXPECT_EQ(got.experts, fits ? "hopper_contiguous" : "cuda_reference") << got.note;
       ++(fits ? fast : slow);
       if (hopper() && !fits) {
-        EXPECT_NE(got.note.find(text("is not a multiple of ", unit)), std::string::npos) << got.note;
+        EXPECT_NE(got.note.find(text("is not a multiple of ", multiple)), std::string::npos) << got.note;
       }
     };
     check(quantization::None{}, 8, 1.2e-2);

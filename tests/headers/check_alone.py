@@ -21,7 +21,7 @@ PRECOMPILED = (
     ("moe/core/types.hpp", "moe/core/error.hpp"), ("moe/core/types.hpp", "cuda/std/mdspan"),
     ("moe/core/array.hpp", "moe/core/error.hpp"), ("moe/core/buffer.hpp",), ("moe/core/tokens.hpp", "moe/parallel/placement.hpp"),
     ("moe/core/host_pool.hpp", "moe/routing/row/expert_capacity.hpp"), ("moe/runner/declaration.hpp",),
-    ("moe/quantization/format/shape.hpp", "moe/quantization/format/tiles.hpp"), ("moe/core/error.hpp", "nlohmann/json.hpp"),
+    ("moe/quantization/format/shape.hpp", "moe/quantization/format/block_weights.hpp"), ("moe/core/error.hpp", "nlohmann/json.hpp"),
     ("moe/io/checkpoint_quantization.hpp",), ("moe/io/scaled_matrix.hpp",))
 
 

@@ -17,7 +17,7 @@ MAX_KERNEL_LINES = 150
 EXCUSE = re.compile(r"// Longer than \d+ lines: \S")  # on a line right above the function
 
 
-def place(path: str) -> tuple[int, str]:
+def layer_of(path: str) -> tuple[int, str]:
     parts = path.split("/")[1:]
     return (LEVEL.get(parts[0], 7), parts[0]) if len(parts) > 1 else (TOP.get(parts[0], 7), parts[0])
 
@@ -266,7 +266,7 @@ def main() -> int:
                 if re.search(r"\basm\b", line):
                     problems.append(f"{name}:{number}: inline assembly stands in core/ptx only")
         problems += [f"{name}:{number}: {why}" for number, why in forbidden(text)]
-        level, layer = place(name)
+        level, layer = layer_of(name)
         for number, line in enumerate(lines, 1):
             found = re.match(r'\s*#\s*include\s*[<"](moe/[^>"]+)[>"]', line)
             if not found:
@@ -276,7 +276,7 @@ def main() -> int:
             target = found.group(1)
             if path.suffix == ".hpp" and target.endswith(".cuh"):
                 problems.append(f"{name}:{number}: a .hpp includes {target}, which needs nvcc")
-            target_level, target_layer = place(target)
+            target_level, target_layer = layer_of(target)
             if target_layer == layer:
                 if why := border(name, target):
                     problems.append(f"{name}:{number}: includes {target}: {why}")

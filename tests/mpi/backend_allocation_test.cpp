@@ -96,10 +96,10 @@ bool grid_allocates_nothing(grid::Grid const& g, bool sequence_parallel) {
   using namespace grid;
   moe::BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = sequence_parallel;
-  MoeParallel const place = place_of(g, world_rank(), facts);
+  MoeParallel const parallel = parallel_of(g, world_rank(), facts);
   Model const m{
       .form = {true, true, sequence_parallel ? SharedOutput::complete : SharedOutput::partial}, .experts = 12, .padding = kLatent};
-  if (runner::parallel_conflict(place) != nullptr || place.use_sp_moe() != sequence_parallel) return false;
+  if (runner::parallel_conflict(parallel) != nullptr || parallel.use_sp_moe() != sequence_parallel) return false;
   Rank<Backend, experts::Reference<float>, Parts> rank(g, m, world_rank(), facts);
   std::vector<float> const x = tokens(rank.moe, m.hidden);
   std::vector<float> out(x.size());

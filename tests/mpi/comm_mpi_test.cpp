@@ -21,10 +21,10 @@ float value(int rank, std::int64_t i) { return 1.0F / static_cast<float>(1 + ran
 
 /// [size] counts, unequal and with a zero, and their exclusive sums.
 struct Layout {
-  explicit Layout(int size, std::int64_t unit = 1) {
+  explicit Layout(int size, std::int64_t scale = 1) {
     std::int64_t at = 0;
     for (int r = 0; r < size; ++r) {
-      counts.push_back((r + 1) % 3 * 37 * unit);
+      counts.push_back((r + 1) % 3 * 37 * scale);
       offsets.push_back(at);
       at += counts.back();
     }

@@ -210,7 +210,7 @@ constexpr double grid_step() {
     static_assert(kCode == DType::e4m3 || kCode == DType::e2m1 || kCode == DType::i8, "a new grid needs its step here");
     // With a scale that is a power of two or comes from the checkpoint, the largest value may be anywhere on the grid; else it is the
     // largest code.
-    constexpr bool kAnywhere = Quant::Unit::kPowerOfTwo || Quant::kActGranularity == moe::quantization::ScaleGranularity::per_tensor;
+    constexpr bool kAnywhere = Quant::Codec::kPowerOfTwo || Quant::kActGranularity == moe::quantization::ScaleGranularity::per_tensor;
     if (kCode == DType::i8) return kAnywhere ? 2.0 / 127 : 1.0 / 127;
     if (kCode == DType::e4m3) return kAnywhere ? 1.0 / 8 : 32.0 / 448;
     return kAnywhere ? 1.0 / 2 : 2.0 / 6;

@@ -126,7 +126,7 @@ TEST(RunnerErrors, GroupThatIsDown) {
   comm::Mpi tp(MPI_COMM_WORLD, {.timeout_ms = 300});
   comm::Mpi layer(MPI_COMM_SELF, {.timeout_ms = 300});
   Model const m = model();
-  Subject rank(place_of({2, 1, 1, true}, world_rank(), facts()), m, &tp, &layer);
+  Subject rank(parallel_of({2, 1, 1, true}, world_rank(), facts()), m, &tp, &layer);
   forward(rank, {});
   if (world_rank() == 0) {  // the other rank does not come
     expect_error(ErrorCode::timeout, "", [&] { forward(rank, {}); });

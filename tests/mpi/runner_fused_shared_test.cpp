@@ -78,7 +78,7 @@ class FusedEqualsBeside : public testing::Test {
         BackendFacts facts = Backend::kFacts;
         if (sp && !facts.sequence_parallel) continue;
         facts.sequence_parallel = sp;
-        MoeParallel const moe = place_of(g, world_rank(), facts);
+        MoeParallel const moe = parallel_of(g, world_rank(), facts);
         if (runner::parallel_conflict(moe) != nullptr) continue;
         SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp));
         run(moe);
@@ -138,7 +138,7 @@ TEST(FusedShared, BesideAMappingOfReplicas) {
   using R = Runner<FusedLayer<Backend>, FusedParts>;
   eplb::ExpertMaps const maps = eplb::ExpertMaps::initial(1, kExperts, n);
   eplb::MapTables<space::host> tables(maps);
-  MoeParallel const moe = place_of({1, n, 1, true}, world_rank(), Backend::kFacts);
+  MoeParallel const moe = parallel_of({1, n, 1, true}, world_rank(), Backend::kFacts);
   auto const placement = ExpertPlacement::from_physical_to_logical(maps.physical_to_logical().row(0), kExperts, n);
   FusedStore const store = store_of(experts_of_rank(placement, world_rank()), 0, 1);
   auto p = fused_params<R>(placement, kIntermediate);
@@ -206,7 +206,7 @@ TEST(FusedShared, InTwoHalves) {
   using R = Runner<FusedLayer<Backend>, Parts>;
   int const n = world_size();
   if (n == 1) GTEST_SKIP() << "one rank has no copies";
-  MoeParallel const moe = place_of({1, n, 1, true}, world_rank(), Backend::kFacts);
+  MoeParallel const moe = parallel_of({1, n, 1, true}, world_rank(), Backend::kFacts);
   ExpertPlacement const placement(kExperts, n);
   FusedStore const store = store_of(experts_of_rank(placement, world_rank()), 0, 1);
   auto p = fused_params<R>(placement, kIntermediate);

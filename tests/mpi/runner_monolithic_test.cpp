@@ -102,7 +102,7 @@ TYPED_TEST(Monolithic, N16_EqualsRoutedRows) {
       BackendFacts facts = TypeParam::kFacts;
       if (sp && !facts.sequence_parallel) continue;
       facts.sequence_parallel = sp;
-      MoeParallel const moe = place_of(g, world_rank(), facts);
+      MoeParallel const moe = parallel_of(g, world_rank(), facts);
       if (runner::parallel_conflict(moe) != nullptr) continue;
       SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp));
       for (routing::RouterConfig const& router : routers()) {

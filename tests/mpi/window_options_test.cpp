@@ -35,7 +35,7 @@ TEST_F(WindowOptions, T12_OptionsThatDifferAreNamed) {
   auto expect_named = [&](std::string const& message, std::string const& field, auto const& most, auto const& last) {
     EXPECT_EQ(message.find(moe::text(field, ": rank 0 has ", most, ", rank ", comm.size() - 1, " has ", last, " (")), 0U) << message;
   };
-  expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.num_slots = 2; }), "num_slots", 1, 2);
+  expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.num_buffer_sets = 2; }), "num_buffer_sets", 1, 2);
   expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.deduplicate = true; }), "backend", "low_latency", "low_latency+dedup");
   expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.masks = true; }), "backend", "low_latency", "low_latency+masks");
   expect_named(disagree<PplxCase>(comm, [&](auto& p) { p.dp_size = comm.size(); }), "dp_size", 1, comm.size());
@@ -55,7 +55,7 @@ TEST_F(WindowOptions, T12_OptionsThatDifferAreNamed) {
 TEST_F(WindowOptions, T18_ZeroCopy) {
   auto params = patient();
   params.zero_copy = true;
-  params.num_slots = 2;
+  params.num_buffer_sets = 2;
   H h(comm, {.hidden = 40, .num_experts = experts(), .k = 3, .max_tokens = 9, .params = params});
   for (int round = 0; round < 20 && !HasFatalFailure(); ++round) {
     h.check(random_batch<float>(rank(), round, random_rows(rank(), round, 9), 40, 3, experts()), moe::text("round ", round));

@@ -242,15 +242,15 @@ TYPED_TEST(Halves, T8_TwoBatchesOnOneBufferSet) {
 }
 
 template <class Case>
-auto with_two_slots(int experts) {
+auto with_two_buffer_sets(int experts) {
   auto params = WindowHarness<Case>::patient();
-  params.num_slots = 2;
+  params.num_buffer_sets = 2;
   return typename WindowHarness<Case>::Setup{.hidden = 16, .num_experts = experts, .k = 2, .params = params};
 }
 
 TYPED_TEST(Halves, T8_T17_T21_TwoBufferSets) {
   int const experts = this->experts();
-  WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
+  WindowHarness<TypeParam> h(this->comm, with_two_buffer_sets<TypeParam>(experts));
   auto& x = h.exchange();
   for (int round = 0; round < 20; ++round) {
     auto const b0 = random_batch<float>(this->rank(), 2 * round, random_rows(this->rank(), round, 8), 16, 2, experts);
@@ -264,7 +264,7 @@ TYPED_TEST(Halves, T8_T17_T21_TwoBufferSets) {
     h.run_experts(t_second, x.expert_output(swap ? d0 : d1));
     h.compare(finish(h, d0, b0), b0, "buffer set 0");
     auto wrong = d1;
-    wrong.slot = 0;
+    wrong.buffer_set = 0;
     expect_error(ErrorCode::state, [&] { x.send_outputs(wrong); });
     h.compare(finish(h, d1, b1), b1, "buffer set 1");
   }
@@ -274,7 +274,7 @@ TYPED_TEST(Halves, T8_T17_T21_TwoBufferSets) {
 // T12, T21: which messages an abandoning rank must still send to its peers depends on the state of its handles.
 TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
   int const experts = this->experts();
-  WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
+  WindowHarness<TypeParam> h(this->comm, with_two_buffer_sets<TypeParam>(experts));
   auto& x = h.exchange();
   auto const b0 = random_batch<float>(this->rank(), 20, 5, 16, 2, experts);
   auto const b1 = random_batch<float>(this->rank(), 21, 3, 16, 2, experts);
@@ -288,37 +288,37 @@ TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
       expect_error(ErrorCode::state, [&] { x.send_outputs(handle); });
     }
   };
-  for (int slot : {0, 1}) {
-    auto const d = x.send(b0.tokens(), slot);  // instead of receive()
+  for (int buffer_set : {0, 1}) {
+    auto const d = x.send(b0.tokens(), buffer_set);  // instead of receive()
     this->errs() ? x.abandon({}) : receive(d);
     expect_given_up(d, b0, "sent");
     h.check(b1, "after a dispatch that was sent");
 
-    auto const d0 = x.send(b0.tokens(), slot);  // instead of the first of two combines
+    auto const d0 = x.send(b0.tokens(), buffer_set);  // instead of the first of two combines
     receive(d0);
-    auto const d1 = x.send(b1.tokens(), slot);
+    auto const d1 = x.send(b1.tokens(), buffer_set);
     receive(d1);
     if (this->errs()) x.abandon({});
     expect_given_up(d0, b0, "first of two");
     h.compare(finish(h, d1, b1), b1, "second of two");
 
-    auto const e0 = x.send(b0.tokens(), slot);  // the same, with the second one still to be received
+    auto const e0 = x.send(b0.tokens(), buffer_set);  // the same, with the second one still to be received
     receive(e0);
-    auto const e1 = x.send(b1.tokens(), slot);
+    auto const e1 = x.send(b1.tokens(), buffer_set);
     if (!this->errs()) receive(e1);
     if (this->errs()) x.abandon({});
     expect_given_up(e0, b0, "before a receive");
     if (this->errs()) receive(e1);
     h.compare(finish(h, e1, b1), b1, "received late");
 
-    auto const s0 = x.send(b0.tokens(), slot);  // the oldest handle, in either buffer set
-    auto const s1 = x.send(b1.tokens(), 1 - slot);
+    auto const s0 = x.send(b0.tokens(), buffer_set);  // the oldest handle, in either buffer set
+    auto const s1 = x.send(b1.tokens(), 1 - buffer_set);
     receive(s1);
     this->errs() ? x.abandon({}) : receive(s0);
     expect_given_up(s0, b0, "the other buffer set");
     h.compare(finish(h, s1, b1), b1, "its own buffer set");
 
-    auto const o = x.send(b0.tokens(), slot);  // instead of receive_outputs(): the peers have received everything they need
+    auto const o = x.send(b0.tokens(), buffer_set);  // instead of receive_outputs(): the peers have received everything they need
     receive(o);
     if (this->errs()) {
       x.send_outputs(o);

@@ -21,7 +21,7 @@
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/comm/symmetric_memory.cuh"
 #include "moe/core/buffer.hpp"
-#include "moe/quantization/format/units.hpp"
+#include "moe/quantization/format/codecs.hpp"
 
 namespace moe_test {
 
@@ -205,7 +205,7 @@ struct WireRow {
 };
 template <moe::quantization::ScaleFloor Floor>
 WireRow wire_row(std::uint16_t const* x, int hidden, bool fp8) {
-  using Unit = moe::quantization::Fp8Unit<Floor>;
+  using Codec = moe::quantization::Fp8Codec<Floor>;
   WireRow row;
   row.values.resize(static_cast<std::size_t>(hidden));
   if (!fp8) {
@@ -218,14 +218,14 @@ WireRow wire_row(std::uint16_t const* x, int hidden, bool fp8) {
   for (int g = 0; g < hidden; g += 128) {
     std::uint32_t amax = 0;
     for (int i = g; i < std::min(g + 128, hidden); ++i) {
-      amax = std::max(amax, Unit::magnitude(bf16_value(x[i])));
+      amax = std::max(amax, Codec::magnitude(bf16_value(x[i])));
     }
-    float const s = Unit::scale(amax);
+    float const s = Codec::scale(amax);
     row.scales.push_back(s);
     for (int i = g; i < std::min(g + 128, hidden); ++i) {
-      auto const code = Unit::encode(bf16_value(x[i]), s);
+      auto const code = Codec::encode(bf16_value(x[i]), s);
       row.bytes.push_back(code);
-      row.values[static_cast<std::size_t>(i)] = bf16_value(bf16_bits(Unit::decode(code, s)));
+      row.values[static_cast<std::size_t>(i)] = bf16_value(bf16_bits(Codec::decode(code, s)));
     }
   }
   return row;

@@ -85,12 +85,12 @@ struct Rowset {
 
 /// The parameters of a rank's runner.
 template <class R>
-typename R::Params grid_params(Model const& m, MoeParallel const& place, ExpertPlacement const& placement, Nccl* tp, bool rows_agree,
+typename R::Params grid_params(Model const& m, MoeParallel const& parallel, ExpertPlacement const& placement, Nccl* tp, bool rows_agree,
                                OnDevice& weights) {
-  int const shards = m.form.shared == SharedOutput::partial ? place.tp_size : 1, shard = place.tp_rank % shards;
-  auto p = params<R>(m, placement, kIntermediate / place.moe_tp_size, cut13(m.shared13, kShared, m.hidden, shard, shards),
+  int const shards = m.form.shared == SharedOutput::partial ? parallel.tp_size : 1, shard = parallel.tp_rank % shards;
+  auto p = params<R>(m, placement, kIntermediate / parallel.moe_tp_size, cut13(m.shared13, kShared, m.hidden, shard, shards),
                      cut2(m.shared2, kShared, m.hidden, shard, shards), weights);
-  p.parallel = {.moe = place, .tp = tp, .reduce_results = m.form.reduce_results, .rows_agree = rows_agree};
+  p.parallel = {.moe = parallel, .tp = tp, .reduce_results = m.form.reduce_results, .rows_agree = rows_agree};
   return p;
 }
 

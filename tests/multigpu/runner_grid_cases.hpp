@@ -20,7 +20,7 @@ void report(int ran, int refused) {
 }
 
 /// Whether the case of these facts differs from the one in which TP ranks keep their rows.
-inline bool is_case(Grid const& g, BackendFacts const& facts) { return !facts.sequence_parallel || place_of(g, 0, facts).use_sp_moe(); }
+inline bool is_case(Grid const& g, BackendFacts const& facts) { return !facts.sequence_parallel || parallel_of(g, 0, facts).use_sp_moe(); }
 
 /// Every grid; shared experts and reduce_results in every combination, and latent widths and norms. Every other case that runs has
 /// rows_agree. Experts that route inside have no zero experts.
@@ -42,8 +42,8 @@ void equals_one_rank() {
         SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp, ", latent ", form.latent, ", norm ",
                           form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
         Model const m{.form = form, .zero = facts::routes_inside<Experts>() ? 0 : kZero, .hidden = kWideHidden, .latent = kWideLatent};
-        MoeParallel const place = place_of(g, 0, facts);
-        if (runner::parallel_conflict(place) != nullptr || (place.use_sp_moe() && form.shared == SharedOutput::partial)) {
+        MoeParallel const parallel = parallel_of(g, 0, facts);
+        if (runner::parallel_conflict(parallel) != nullptr || (parallel.use_sp_moe() && form.shared == SharedOutput::partial)) {
           expect_error(ErrorCode::config, "", [&] { Rank<Backend, Experts> rank(g, m, false, facts); });
           ++refused;
           continue;
@@ -141,7 +141,7 @@ TYPED_TEST_P(FusedShared, N20_EqualsBeside) {
       if (sp && !facts.sequence_parallel) continue;
       facts.sequence_parallel = sp;
       if (!is_case(g, facts)) continue;
-      MoeParallel const moe = place_of(g, world_rank(), facts);
+      MoeParallel const moe = parallel_of(g, world_rank(), facts);
       if (runner::parallel_conflict(moe) != nullptr) {
         ++refused;
         continue;

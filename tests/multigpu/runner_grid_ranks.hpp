@@ -82,7 +82,7 @@ class Rank {
   using R = Runner<LayerOf<Backend, Experts>, Parts>;
   Rank(Grid const& g, Model const& m, bool rows_agree, BackendFacts const& facts = Backend::kFacts)
       : hidden(m.hidden),
-        moe(place_of(g, world_rank(), facts)),
+        moe(parallel_of(g, world_rank(), facts)),
         tp(tp_comm(moe)),
         layer_group(layer_comm(moe)),
         placement(kExperts, moe.ep_size),

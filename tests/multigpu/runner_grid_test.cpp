@@ -183,7 +183,7 @@ TYPED_TEST_SUITE(MonolithicGrid, MonolithicBackends);
 TYPED_TEST(MonolithicGrid, N16_EqualsRoutedRows) {
   int ran = 0;
   for (Grid const& g : grids(world_size())) {
-    MoeParallel const moe = place_of(g, world_rank(), TypeParam::kFacts);
+    MoeParallel const moe = parallel_of(g, world_rank(), TypeParam::kFacts);
     if (runner::parallel_conflict(moe) != nullptr) continue;
     SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep));
     std::vector<float> const want = gathered<TypeParam, experts::CudaReference>(moe);

@@ -42,7 +42,7 @@ TEST(RunnerHosts, WindowsRefuseSeveralHosts) {
   hana::for_each(moe_test::backends_over_nccl_windows, [&](auto type) {
     using Backend = typename decltype(type)::type;
     std::vector<Grid> legal = grids(world_size());
-    std::erase_if(legal, [](Grid const& g) { return runner::parallel_conflict(place_of(g, world_rank(), Backend::kFacts)) != nullptr; });
+    std::erase_if(legal, [](Grid const& g) { return runner::parallel_conflict(parallel_of(g, world_rank(), Backend::kFacts)) != nullptr; });
     ASSERT_FALSE(legal.empty()) << Backend::kName;
     refuses_hosts<Backend>(legal[turn++ % legal.size()]);
   });

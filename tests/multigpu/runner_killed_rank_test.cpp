@@ -126,10 +126,10 @@ void set_window_deadline([[maybe_unused]] Params& backend) {
   if constexpr (requires { backend.window.timeout_ms; }) backend.window.timeout_ms = kDeadline;
 }
 template <class Backend>
-MoeParallel place(Grid const& g, int rank) {
+MoeParallel parallel_with(Grid const& g, int rank) {
   BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = false;
-  return place_of(g, rank, facts);
+  return parallel_of(g, rank, facts);
 }
 /// Waits for a forward and throws what was found.
 template <class R>
@@ -197,7 +197,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
   if (g.tp > 1) tp.emplace(connect(role, text("tp", role.rank / g.tp), role.rank % g.tp, g.tp));
   // A TP group names a rank by its number there.
   int const victim = g.tp > 1 && role.rank / g.tp == kVictim / g.tp ? kVictim % g.tp : kVictim;
-  Rank<Backend> rank(place<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
+  Rank<Backend> rank(parallel_with<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
   reached(role, "connected");
   std::vector<float> const x = bf16_numbers(50 + role.rank / g.tp, kRows * kHidden), want = on_one_rank(m, x);
   Rowset rows(x);
@@ -223,7 +223,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
 Finding forwards_in_new_group(Role const& role) {
   Model const m = model();
   Nccl survivors = connect(role, "survivors", role.rank, role.size - 1, kMeet);
-  Rank<AllToAll> rank(place<AllToAll>({1, role.size - 1, 1, true}, role.rank), m, survivors, nullptr);
+  Rank<AllToAll> rank(parallel_with<AllToAll>({1, role.size - 1, 1, true}, role.rank), m, survivors, nullptr);
   survivors.set_timeout_ms(kAlive);
   reached(role, "connected in the new group");
   std::vector<float> const x = bf16_numbers(70 + role.rank, kRows * kHidden), want = on_one_rank(m, x);
@@ -411,7 +411,7 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
   StoppingNccl weights(connect(role, "weights", role.rank, role.size));
   weights.connect();
   WordGroup group(role.file + ".group", role.rank, role.size);
-  Serving<Backend> serving(place<Backend>({1, role.size, 1, true}, role.rank), m, tokens, weights, group, stores, maps, role.rank);
+  Serving<Backend> serving(parallel_with<Backend>({1, role.size, 1, true}, role.rank), m, tokens, weights, group, stores, maps, role.rank);
   weights.set_timeout_ms(2 * kDeadline);
   reached(role, "connected");
   auto const leave = [&] {  // before memory is freed, which waits for the device
@@ -462,7 +462,8 @@ Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, epl
   group.set_timeout_ms(kAlive);
   auto const recovery = eplb::recover_held(eplb::gather_held(group, role.rank, maps, role.rank, role.size), kMovingExperts, size);
   eplb::reload_experts(recovery, role.rank, kSlots, [&](int layer, int expert, int slot) { load_expert(stores, m, layer, expert, slot); });
-  Serving<Backend> serving(place<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps, role.rank);
+  Serving<Backend> serving(parallel_with<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps,
+                           role.rank);
   for (Nccl* comm : {&tokens, static_cast<Nccl*>(&weights)}) comm->set_timeout_ms(kAlive);
   reached(role, "connected in the new group");
   auto const end = Clock::now() + std::chrono::seconds(30);

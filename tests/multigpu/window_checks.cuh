@@ -105,13 +105,13 @@ inline std::string check_rows(std::vector<OneSidedCalls> const& calls, std::vect
         if (!here || index[i] < 0) {
           continue;
         }
-        auto const slot = static_cast<std::size_t>(index[i]);
-        if (slot >= used.size() || used[slot]) {
-          return text("rank ", r, " from ", source, ": row ", slot, " given twice");
+        auto const position = static_cast<std::size_t>(index[i]);
+        if (position >= used.size() || used[position]) {
+          return text("rank ", r, " from ", source, ": row ", position, " given twice");
         }
-        used[slot] = true;
+        used[position] = true;
         ++n;
-        std::size_t const row = static_cast<std::size_t>(source) * static_cast<std::size_t>(s.max_tokens) + slot;
+        std::size_t const row = static_cast<std::size_t>(source) * static_cast<std::size_t>(s.max_tokens) + position;
         auto why = check_choices(s, t, token, r, ids.data() + row * K, weights.data() + row * K);
         if (why.empty() && token % step == 0) {
           why = check_row(s, t, token, mine.own<char>(at.rows[parity]) + row * static_cast<std::size_t>(s.row_bytes()),
@@ -132,14 +132,14 @@ inline std::string check_rows(std::vector<OneSidedCalls> const& calls, std::vect
     if (n != wanted) {
       return text("rank ", r, " from ", source, ": ", n, " rows, expected ", wanted);
     }
-    for (int slot = 0; slot < s.max_tokens; ++slot) {
-      std::size_t const row = static_cast<std::size_t>(source * s.max_tokens + slot);
-      if (used[static_cast<std::size_t>(slot)] != (slot < n)) {
-        return text("rank ", r, " from ", source, ": row ", slot, " of ", n);
+    for (int position = 0; position < s.max_tokens; ++position) {
+      std::size_t const row = static_cast<std::size_t>(source * s.max_tokens + position);
+      if (used[static_cast<std::size_t>(position)] != (position < n)) {
+        return text("rank ", r, " from ", source, ": row ", position, " of ", n);
       }
-      for (std::size_t j = 0; j < K && slot >= n; ++j) {
+      for (std::size_t j = 0; j < K && position >= n; ++j) {
         if (ids[row * K + j] != -1) {
-          return text("rank ", r, " from ", source, ": row ", slot, " past the last has expert ", ids[row * K + j]);
+          return text("rank ", r, " from ", source, ": row ", position, " past the last has expert ", ids[row * K + j]);
         }
       }
     }

@@ -95,7 +95,7 @@ with tempfile.TemporaryDirectory() as name:
     run = builds.run(*one)
     expect(run.returncode == 2 and "exit code 1" in run.stderr and "after/bench/layer" in run.stderr, run)
 
-    for arguments, part in ((("--only", "nothing"), "no unit matches"), (("--gpus", "0"), "--gpus: 0 is out of range"),
+    for arguments, part in ((("--only", "nothing"), "no job matches"), (("--gpus", "0"), "--gpus: 0 is out of range"),
                             (("--gpus", "2"), "is not there")):
         run = builds.run(*arguments)
         expect(run.returncode == 2 and part in run.stderr, run)

@@ -24,13 +24,14 @@ struct Record : moe::detail::DispatchRecord {
 };
 
 struct Table : moe::detail::HandleTable<Record> {
-  explicit Table(int slots = 1, std::uint32_t first = 0) : HandleTable(slots), counters(static_cast<std::size_t>(slots), first) {
-    for (int s = 0; s < slots; ++s) set_counter(s, &counters[static_cast<std::size_t>(s)]);
+  explicit Table(int buffer_sets = 1, std::uint32_t first = 0)
+      : HandleTable(buffer_sets), counters(static_cast<std::size_t>(buffer_sets), first) {
+    for (int s = 0; s < buffer_sets; ++s) set_counter(s, &counters[static_cast<std::size_t>(s)]);
   }
   std::vector<std::uint32_t> counters;
 };
 
-bool same(std::optional<Handle> const& a, Handle b) { return a && a->slot == b.slot && a->generation == b.generation; }
+bool same(std::optional<Handle> const& a, Handle b) { return a && a->buffer_set == b.buffer_set && a->generation == b.generation; }
 
 TEST(HandleTable, RecordsAlternateAndAHandleIsStaleAfterTwoDispatches) {
   Table t;
@@ -72,9 +73,9 @@ TEST(HandleTable, GenerationsWrap) {
 
 TEST(HandleTable, RefusesWrongBufferSetsStatesAndHandlesNeverGiven) {
   Table t(2);
-  for (int slot : {-1, 2}) {
-    expect_error(ErrorCode::argument, "out of range [0, 2)", [&] { t.open(slot, DispatchState::sent); });
-    expect_error(ErrorCode::argument, "out of range [0, 2)", [&] { t.expect({slot, 1}, DispatchState::sent, "receive"); });
+  for (int buffer_set : {-1, 2}) {
+    expect_error(ErrorCode::argument, "out of range [0, 2)", [&] { t.open(buffer_set, DispatchState::sent); });
+    expect_error(ErrorCode::argument, "out of range [0, 2)", [&] { t.expect({buffer_set, 1}, DispatchState::sent, "receive"); });
   }
   expect_error(ErrorCode::state, "called out of order for this handle", [&] { t.expect({}, DispatchState::received, "finalize"); });
   Handle const a = t.open_counted(1, DispatchState::sent);

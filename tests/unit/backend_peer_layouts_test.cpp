@@ -103,9 +103,9 @@ TEST(Refusals, WordsOfNeighbouringRoundsDiffer) {
   using moe::comm::WindowControl;
   for (int rank : {0, 1, moe::comm::kMaxWindowRanks - 1}) {
     for (std::uint32_t round : {0U, 1U, 0xffffffffU}) {
-      std::size_t const at = moe::comm::refusal_place(round, rank);
-      EXPECT_NE(at, moe::comm::refusal_place(round + 1, rank));
-      EXPECT_EQ(at, moe::comm::refusal_place(round + 2, rank));
+      std::size_t const at = moe::comm::refusal_offset(round, rank);
+      EXPECT_NE(at, moe::comm::refusal_offset(round + 1, rank));
+      EXPECT_EQ(at, moe::comm::refusal_offset(round + 2, rank));
       EXPECT_GE(at, WindowControl::refused);
       EXPECT_LE(at + 4, WindowControl::waited);
     }

@@ -227,8 +227,8 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   using Quant = ArchetypeQuantization<>;
   using Computed = std::vector<float>;  // has operator[] and is not an array
   EXPECT_FALSE(facts::has_shape_multiple<Quant>() || facts::has_static_scale<Quant>() || facts::has_global_scale<Quant>());
-  EXPECT_FALSE(facts::bounds_amax<Quant>() || facts::has_weight_unit<Quant>());
-  EXPECT_TRUE(facts::bounds_amax<StatedQuantization>() && facts::has_weight_unit<StatedQuantization>());
+  EXPECT_FALSE(facts::bounds_amax<Quant>() || facts::has_weight_codec<Quant>());
+  EXPECT_TRUE(facts::bounds_amax<StatedQuantization>() && facts::has_weight_codec<StatedQuantization>());
   EXPECT_TRUE(facts::bounds_amax<moe::quantization::Fp8PerToken<>>());
   EXPECT_FALSE((facts::quantizes_computed_rows<Quant, Computed>()));
   EXPECT_TRUE((facts::quantizes_computed_rows<StatedQuantization, Computed>()));

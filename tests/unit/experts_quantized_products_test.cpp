@@ -131,7 +131,7 @@ TYPED_TEST(QuantizedProducts, Q9_Nvfp4AgainstItsDequantizedProduct) {
   Problem<Nvfp4> const p(12, 512, 256);
   std::uint32_t amax = 0;
   for (float const v : p.x) amax = std::max(amax, quantization::abs_bits(v));
-  float const input_scale = quantization::Nvfp4Unit::global_from_amax(amax);
+  float const input_scale = quantization::Nvfp4Codec::global_from_amax(amax);
   Nvfp4 const scheme({.global_scale = input_scale});
   Values const expected = p.expected(scheme);
   EXPECT_LT(distance(p.computed<TypeParam>(scheme, scheme), expected), 1e-2);

@@ -134,7 +134,7 @@ TEST(LoadingMemory, Int4InGroupsOf32) {
       },
       kSizes);
   EXPECT_LT((load<quantization::WNa16<4, 32>>(directory.path(), true).store), kMost);
-  EXPECT_LT((load<quantization::W4A8<quantization::Fp8Unit<>, 32>>(directory.path(), true).store), kMost);
+  EXPECT_LT((load<quantization::W4A8<quantization::Fp8Codec<>, 32>>(directory.path(), true).store), kMost);
   // Control: reading in floating point exceeds the bound.
   EXPECT_GT(load<quantization::None>(directory.path(), false).file, 6.0);
 }

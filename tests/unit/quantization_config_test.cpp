@@ -156,7 +156,7 @@ TEST(QuantizationProducts, CodesKeepTheProduct) {
   auto const x4 = normals(512, 1), w4 = normals(256 * 512, 2);
   std::uint32_t amax = 0;
   for (float const v : x4) amax = std::max(amax, abs_bits(v));
-  EXPECT_LT(product_error(Nvfp4({.global_scale = Nvfp4Unit::global_from_amax(amax)}), w4, x4), 0.2);
+  EXPECT_LT(product_error(Nvfp4({.global_scale = Nvfp4Codec::global_from_amax(amax)}), w4, x4), 0.2);
   auto x8 = normals(7168, 3);
   auto const w8 = normals(64 * 7168, 4);
   for (std::size_t c = 0; c < x8.size(); ++c) x8[c] *= std::exp2(static_cast<float>(c / 128 % 7));

@@ -323,8 +323,8 @@ TEST(QuantizationPerTensor, Q14_PaddingRowsDoNotEnterTheScale) {
   std::vector<float> x(4 * 8, 1.0F);
   for (std::size_t i = 16; i < x.size(); ++i) x[i] = 1e30F;  // two padding rows of garbage
   std::vector<std::uint8_t> q(16);
-  EXPECT_EQ(quantize_tensor(Fp8Unit<>{}, x.data(), 2, 8, 8, q.data()), 1.0F / 448);
-  EXPECT_EQ(quantize_tensor(Fp8Unit<ScaleFloor::min_scale>{}, x.data(), 0, 8, 8, q.data()), kMinScale);
+  EXPECT_EQ(quantize_tensor(Fp8Codec<>{}, x.data(), 2, 8, 8, q.data()), 1.0F / 448);
+  EXPECT_EQ(quantize_tensor(Fp8Codec<ScaleFloor::min_scale>{}, x.data(), 0, 8, 8, q.data()), kMinScale);
 }
 TEST(QuantizationBatched, Q14_OnlyCountedRowsAreTouched) {
   constexpr std::int64_t kExperts = 2, kCapacity = 3, kHidden = 128;

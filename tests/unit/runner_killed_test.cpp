@@ -49,7 +49,7 @@ std::string new_group_works(Model const& m) {
   MPI_Comm_create_group(MPI_COMM_WORLD, living, 1, &handle);
   comm::Mpi group(handle, {.timeout_ms = kDeadline});
   using Backend = backends::AllToAllV<comm::Mpi>;
-  MoeParallel const p = place_of({1, kRanks - 1, 1, true}, group.rank(), Backend::kFacts);
+  MoeParallel const p = parallel_of({1, kRanks - 1, 1, true}, group.rank(), Backend::kFacts);
   Rank<Backend, experts::Reference<float>> rank(p, m, nullptr, &group);
   std::vector<float> const x = bf16_numbers(70 + group.rank(), 3 * kHidden);
   return differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F);
@@ -62,7 +62,7 @@ std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
   Model const m{.form = {false, false, shared}};
   BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = false;
-  Rank<Backend, experts::Reference<float>> rank(place_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
+  Rank<Backend, experts::Reference<float>> rank(parallel_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
   std::vector<float> const x = bf16_numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
   if (std::string const wrong = differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F); !wrong.empty())
     return "before the death: " + wrong;

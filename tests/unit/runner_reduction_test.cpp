@@ -54,14 +54,14 @@ std::vector<Row> const kTable{
     {"dp_chunking, SP", 2, 4, 1, true, kAllToAllSp, kNothing, kShared},
 };
 
-MoeParallel place(Row const& row) {
+MoeParallel parallel_of(Row const& row) {
   return flatten({.tp_size = row.tp, .pcp_size = row.pcp, .dp_size = row.dp, .enable_expert_parallel = row.ep, .backend = row.backend});
 }
 
 TEST(RunnerReduction, Table) {
   for (Row const& row : kTable) {
     SCOPED_TRACE(row.situation);
-    ReductionFacts facts = reduction_facts(place(row));
+    ReductionFacts facts = reduction_facts(parallel_of(row));
     EXPECT_EQ(plan_reductions(facts), row.without_shared);
     EXPECT_FALSE(must_reduce_shared(facts));
     facts.shared = SharedOutput::partial;
@@ -76,7 +76,7 @@ TEST(RunnerReduction, Table) {
 TEST(RunnerReduction, TheCallerReduces) {
   for (Row const& row : kTable) {
     SCOPED_TRACE(row.situation);
-    ReductionFacts facts = reduction_facts(place(row));
+    ReductionFacts facts = reduction_facts(parallel_of(row));
     facts.shared = SharedOutput::partial;
     facts.reduce_results = false;
     ReductionPlan const plan = plan_reductions(facts);

@@ -72,8 +72,8 @@ struct StatedQuantization : ArchetypeQuantization<> {
     float global_scale = 1.0F;
     float amax_upper_bound = std::numeric_limits<float>::max();
   } act;
-  /// The codec of the weights. Those of the library: quantization/format/units.hpp.
-  struct WeightUnit {};
+  /// The codec of the weights. Those of the library: quantization/format/codecs.hpp.
+  struct WeightCodec {};
   /// Row: anything with operator[].
   template <class Act, class Row>
   void quantize_row(Row const& x, std::int64_t n, Act* q, float*) const {

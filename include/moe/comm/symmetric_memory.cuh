@@ -130,13 +130,13 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
 /// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). Load it after waiting for `peer` in that
 /// operation; use it later, when the thread is idle, to hide the latency of the load.
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
-  return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_place(round, peer)));
+  return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_offset(round, peer)));
 }
 /// Reports a word that refuses `round`, as a recoverable failure that all other ranks see, and clears it, so that it is reported once and
 /// no later round mistakes it for its own.
 static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
                                                  std::uint32_t round) {
-  if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
+  if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_offset(round, peer)), word, 0U) == word) {
     std::uint32_t const code = word >> 24;
     ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
     report(w, shown, phase, peer, round, 0, code, 0, true);
@@ -234,7 +234,7 @@ __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const
 /// Called by thread r before it publishes the flag of the operation to rank r. A rank writes itself no word: its host has had the error.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
   if (r != w.rank) {
-    ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
+    ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_offset(round, w.rank)), refusal_word(round, code));
   }
 }
 

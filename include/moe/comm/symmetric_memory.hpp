@@ -57,7 +57,7 @@ struct WindowControl {
 MOE_HD constexpr std::uint32_t refusal_word(std::uint32_t round, std::uint32_t code) { return (code << 24) | (round & 0xffffffU); }
 /// Where rank `rank` writes its refusal. Two words: it may refuse the next operation before a rank that needs none of its data has read
 /// this one.
-MOE_HD constexpr std::size_t refusal_place(std::uint32_t round, int rank) {
+MOE_HD constexpr std::size_t refusal_offset(std::uint32_t round, int rank) {
   return WindowControl::refused + 4 * (static_cast<std::size_t>(round & 1U) * kMaxWindowRanks + static_cast<std::size_t>(rank));
 }
 /// An error code as encoded in refusals.

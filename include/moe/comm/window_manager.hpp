@@ -23,11 +23,12 @@ struct WindowArguments {
 
 /// State that the exchanges of one window share on a rank.
 struct WindowUse {
-  static constexpr int kMaxSlots = 16;
-  int exchanges = 0;                                  ///< constructed so far; gives each its number, the same on all ranks
-  std::array<std::uint32_t, kMaxSlots> dispatches{};  ///< number per buffer set, of device exchanges; host exchanges count in the window
-  std::array<std::uint32_t, 2> layouts{};             ///< high_throughput: which dispatch filled the layout of each parity
-  bool dispatched = false;                            ///< one_sided, two_sided, pplx: a dispatch of some exchange has not been combined yet
+  static constexpr int kMaxBufferSets = 16;
+  int exchanges = 0;  ///< constructed so far; gives each its number, the same on all ranks
+  std::array<std::uint32_t, kMaxBufferSets>
+      dispatches{};                        ///< number per buffer set, of device exchanges; host exchanges count in the window
+  std::array<std::uint32_t, 2> layouts{};  ///< high_throughput: which dispatch filled the layout of each parity
+  bool dispatched = false;                 ///< one_sided, two_sided, pplx: a dispatch of some exchange has not been combined yet
 };
 
 /// All calls are collective and in the same order on all ranks. Windows are destroyed from the newest to the oldest.

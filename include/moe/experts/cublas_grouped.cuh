@@ -42,7 +42,7 @@ struct Slots {
 
 /// One block per expert: the positions of its slots among them, in slot order, and their number.
 template <int Threads>
-__global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t* positions, std::int32_t* counts) {
+__global__ void __launch_bounds__(Threads) position_slots(Slots slots, std::int32_t* positions, std::int32_t* counts) {
   static_assert(Threads == 1024, "as many warps as a warp has lanes");
   __shared__ int warp_sums[32];
   int const expert = static_cast<int>(blockIdx.x);
@@ -284,8 +284,8 @@ void CublasGrouped::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config
                             num_local_};
   std::int64_t const capacity = fixed_ ? rows : 0;
   if (num_local_ > 0) {
-    cublas::place_slots<1024><<<static_cast<unsigned>(num_local_), 1024, 0, stream>>>(slots, positions_, counts_);
-    check_launch("place_slots");
+    cublas::position_slots<1024><<<static_cast<unsigned>(num_local_), 1024, 0, stream>>>(slots, positions_, counts_);
+    check_launch("position_slots");
     cublas::plan_groups<1024><<<1, 1024, 0, stream>>>(
         {nullptr, capacity, num_local_, hidden_, intermediate_, weights_.w13.rows, static_cast<std::int64_t>(sizeof(Act)),
          reinterpret_cast<char const*>(x_), reinterpret_cast<char*>(gate_up_), reinterpret_cast<char*>(inter_),

@@ -37,11 +37,11 @@ inline constexpr std::array kProjectionNames{
 /// out[cols, rows] = in[rows, cols] transposed.
 template <class T>
 void transpose(T const* in, std::int64_t rows, std::int64_t cols, T* out) {
-  constexpr std::int64_t kTile = 32;
-  for (std::int64_t i0 = 0; i0 < rows; i0 += kTile) {
-    for (std::int64_t j0 = 0; j0 < cols; j0 += kTile) {
-      for (std::int64_t i = i0; i < std::min(rows, i0 + kTile); ++i) {
-        for (std::int64_t j = j0; j < std::min(cols, j0 + kTile); ++j) out[j * rows + i] = in[i * cols + j];
+  constexpr std::int64_t kSide = 32;
+  for (std::int64_t i0 = 0; i0 < rows; i0 += kSide) {
+    for (std::int64_t j0 = 0; j0 < cols; j0 += kSide) {
+      for (std::int64_t i = i0; i < std::min(rows, i0 + kSide); ++i) {
+        for (std::int64_t j = j0; j < std::min(cols, j0 + kSide); ++j) out[j * rows + i] = in[i * cols + j];
       }
     }
   }

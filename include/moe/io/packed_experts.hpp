@@ -21,10 +21,10 @@
 #include "moe/io/packed_linear.hpp"
 #include "moe/io/scaled_matrix.hpp"
 #include "moe/io/tensor_store.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/packed_int.hpp"
-#include "moe/quantization/format/units.hpp"
 #include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::io {
@@ -141,7 +141,7 @@ class PackedMatrixReader {
     } else if constexpr (kForm == StoredForm::fp8 || kForm == StoredForm::int8) {
       if (stored.form != kForm || m.interleaved || store_.contains(m.base + ".weight_zero_point")) return false;
       auto const scale = find_scale(m);  // the reader in floating point names one that is missing
-      return scale && fits(scales_of(m, stored.codes, *scale), m) && m.row % tile_rows(m) == 0;
+      return scale && fits(scales_of(m, stored.codes, *scale), m) && m.row % block_rows(m) == 0;
     } else {
       return stored.form == kForm && !(kForm == StoredForm::floats && bits(stored.codes.info->dtype) < 16);
     }
@@ -191,8 +191,8 @@ class PackedMatrixReader {
   }
   static constexpr StoredForm kForm = form();
 
-  static std::int64_t tile_rows(StoredMatrix const& m) { return Quant::kWeightGroupRows == 0 ? m.rows : Quant::kWeightGroupRows; }
-  static std::int64_t tile_cols(StoredMatrix const& m) { return Quant::kWeightGroupCols == 0 ? m.cols : Quant::kWeightGroupCols; }
+  static std::int64_t block_rows(StoredMatrix const& m) { return Quant::kWeightGroupRows == 0 ? m.rows : Quant::kWeightGroupRows; }
+  static std::int64_t block_cols(StoredMatrix const& m) { return Quant::kWeightGroupCols == 0 ? m.cols : Quant::kWeightGroupCols; }
 
   /// E_ARG unless the tensor is [rows, width], or [stack, rows, width].
   static void require(StoredTensor const& t, StoredMatrix const& m, std::int64_t width) {
@@ -218,7 +218,7 @@ class PackedMatrixReader {
   }
   /// Whether the checkpoint's scale blocks cover whole blocks of the scheme.
   static bool fits(detail::ScaleGrid const& grid, StoredMatrix const& m) {
-    return grid.row_block % tile_rows(m) == 0 && (grid.col_block % tile_cols(m) == 0 || grid.col_block == m.cols);
+    return grid.row_block % block_rows(m) == 0 && (grid.col_block % block_cols(m) == 0 || grid.col_block == m.cols);
   }
 
   /// E_ARG, naming the tensor of the scales, unless every code is finite under this one. `index`: its position in the tensor.
@@ -251,10 +251,10 @@ class PackedMatrixReader {
   void read_scaled(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
     StoredTensor const s = *find_scale(m);
     detail::ScaleGrid const grid = scales_of(m, w, s);
-    std::int64_t const scale_cols = Quant::weight_scale_count(tile_rows(m), m.cols);
-    Scale* out = scales + m.row / tile_rows(m) * scale_cols;
-    for (std::int64_t r = 0; r < m.rows; r += tile_rows(m)) {
-      for (std::int64_t c = 0; c < m.cols; c += tile_cols(m)) {
+    std::int64_t const scale_cols = Quant::weight_scale_count(block_rows(m), m.cols);
+    Scale* out = scales + m.row / block_rows(m) * scale_cols;
+    for (std::int64_t r = 0; r < m.rows; r += block_rows(m)) {
+      for (std::int64_t c = 0; c < m.cols; c += block_cols(m)) {
         *out = grid(r, c);
         require_packable(s, *out++, grid.first + grid.index(r, c));
       }
@@ -346,7 +346,7 @@ class PackedMatrixReader {
     std::vector<float> const values = detail::read_scales(found.scale);
     std::int64_t const groups = m.cols / found.group;
     for (std::int64_t i = 0; i < m.rows * groups; ++i) {
-      int zero = Quant::WeightUnit::kZero;
+      int zero = Quant::WeightCodec::kZero;
       if (!zeros.empty()) {
         std::int64_t const row = i / groups;
         zero = quantization::detail::field(zeros[detail::at(row / per_word * groups + i % groups)], static_cast<int>(row % per_word),
@@ -357,7 +357,7 @@ class PackedMatrixReader {
         scale = {values[detail::at(i)], static_cast<float>(zero)};
       } else {
         scale = values[detail::at(i)];
-        if (zero != Quant::WeightUnit::kZero) {
+        if (zero != Quant::WeightCodec::kZero) {
           throw Error(ErrorCode::config, one_line(found.zero_points->where(), ": ", Quant::kName, " is symmetric, but row ", i / groups,
                                                   " has the zero point ", zero));
         }

@@ -38,7 +38,7 @@ std::string experts_obstacle(ExpertsNeeds const& n) {
   }
   if constexpr (ExpertsHaveFitsShape<Experts, RuntimeLayer<Act, Act>, Quant>) {
     using Takes = moe::detail::ExpertsTake<Experts, RuntimeLayer<Act, Act>, Quant>;
-    constexpr int kHidden = moe::detail::hidden_unit<Takes>(), kInner = moe::detail::intermediate_unit<Takes>();
+    constexpr int kHidden = moe::detail::hidden_multiple<Takes>(), kInner = moe::detail::intermediate_multiple<Takes>();
     if (n.hidden % kHidden != 0) return because("hidden ", n.hidden, " is not a multiple of ", kHidden);
     if (n.intermediate % kInner != 0) return because("intermediate ", n.intermediate, " is not a multiple of ", kInner);
   }

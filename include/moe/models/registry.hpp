@@ -65,7 +65,7 @@ inline constexpr auto common_quantizations =
 /// with sample_backends: every backend copies such rows for the schemes above.
 inline constexpr auto further_quantizations =
     hana::tuple_t<quantization::WNa16<4, 64>, quantization::WNa16<4, 32, true>, quantization::WNa16<4, 64, true>,
-                  quantization::Int4Group128Zero, quantization::W4A8Fp8, quantization::W4A8<quantization::Fp8Unit<>, 32>,
+                  quantization::Int4Group128Zero, quantization::W4A8Fp8, quantization::W4A8<quantization::Fp8Codec<>, 32>,
                   quantization::W4A8Int8, quantization::Mxfp4W4A8<>, quantization::Mxfp4Fp8<>>;
 inline constexpr auto quantizations = hana::concat(common_quantizations, further_quantizations);
 

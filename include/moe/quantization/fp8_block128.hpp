@@ -3,8 +3,8 @@
 #pragma once
 
 #include "moe/core/rule.hpp"
+#include "moe/quantization/format/block_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::rules {
@@ -16,8 +16,8 @@ namespace moe::quantization {
 /// The scheme of DeepSeek-V3's checkpoints (weight_scale_inv holds the scales, which multiply). Floor::amax_1e4 is the cast inside
 /// low-latency transports.
 template <int Block = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
-struct Fp8Block : QuantizedRows<Fp8Unit<Floor, Format>, Block>,
-                  TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, Block, Block>,
+struct Fp8Block : QuantizedRows<Fp8Codec<Floor, Format>, Block>,
+                  BlockWeights<Fp8Codec<ScaleFloor::amax_1e10, Format>, Block, Block>,
                   ShapeMultiple<1, Block> {
   static_assert(sizeof(MetRule<rules::Fp8BlockFits, Block == 128, Value<Block>, Value<128>>) == 1);
   static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_block128" : "fp8_block128_ue8m0";

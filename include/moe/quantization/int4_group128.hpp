@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "moe/core/rule.hpp"
+#include "moe/quantization/format/block_weights.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
-#include "moe/quantization/format/units.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::rules {
@@ -47,12 +47,12 @@ struct WNa16 : UnquantizedRows {
                      Value<Group>, OneOf<0, 16, 32, 64, 128, 256>>) == 1);
   static constexpr char const* kName = detail::wna16_name(Bits, Group, ZeroPoint);
 
-  using WeightUnit = OffsetIntUnit<Bits>;
+  using WeightCodec = OffsetIntCodec<Bits>;
   static constexpr ScaleGranularity kWeightGranularity = Group == 0 ? ScaleGranularity::per_channel : ScaleGranularity::group;
-  static constexpr DType kWeightDType = WeightUnit::kCodeDType;
+  static constexpr DType kWeightDType = WeightCodec::kCodeDType;
   static constexpr int kWeightGroupRows = 1;
   static constexpr int kWeightGroupCols = Group;
-  static constexpr int kWeightPack = WeightUnit::kPack;
+  static constexpr int kWeightPack = WeightCodec::kPack;
   static constexpr int kShapeMultiple = Group == 0 ? kWeightPack : (Group < 32 ? Group : 32);
   static constexpr int kTransportMultiple = 1;
   template <class Act>
@@ -79,21 +79,21 @@ struct WNa16 : UnquantizedRows {
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < cols; c += group) {
           float scale = 0;
-          detail::quantize_tiles(WeightUnit{}, w + r * cols + c, 1, group, 1, group, codes + r * weight_code_cols(cols) + c / kWeightPack,
-                                 &scale);
-          *scales++ = {scale, static_cast<float>(WeightUnit::kZero)};
+          detail::quantize_blocks(WeightCodec{}, w + r * cols + c, 1, group, 1, group, codes + r * weight_code_cols(cols) + c / kWeightPack,
+                                  &scale);
+          *scales++ = {scale, static_cast<float>(WeightCodec::kZero)};
         }
       }
     } else {
-      detail::quantize_tiles(WeightUnit{}, w, rows, cols, 1, group, codes, scales);
+      detail::quantize_blocks(WeightCodec{}, w, rows, cols, 1, group, codes, scales);
     }
   }
   template <class Act>
   MOE_HD void dequantize_weight_row(std::uint8_t const* codes, WeightScale const* scales, std::int64_t /*rows*/, std::int64_t cols,
                                     std::int64_t row, float* out) const {
-    using Decoder = std::conditional_t<ZeroPoint, ZeroPointUnit<Bits>, WeightUnit>;
-    detail::dequantize_tile_row(Decoder{}, codes + row * weight_code_cols(cols), scales + row * weight_scale_cols(cols), cols,
-                                effective_group(cols, Group), out);
+    using Decoder = std::conditional_t<ZeroPoint, ZeroPointCodec<Bits>, WeightCodec>;
+    detail::dequantize_block_row(Decoder{}, codes + row * weight_code_cols(cols), scales + row * weight_scale_cols(cols), cols,
+                                 effective_group(cols, Group), out);
   }
 };
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "moe/core/rule.hpp"
+#include "moe/quantization/format/block_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::rules {
@@ -15,7 +15,7 @@ namespace moe::quantization {
 
 /// Rounds to nearest even, never truncates.
 template <int Group = 128>
-struct Int8Group : QuantizedRows<Int8Unit, Group>, TileWeights<Int8Unit, 1, Group>, ShapeMultiple<1, Group> {
+struct Int8Group : QuantizedRows<Int8Codec, Group>, BlockWeights<Int8Codec, 1, Group>, ShapeMultiple<1, Group> {
   static_assert(sizeof(MetRule<rules::Int8GroupFits, Group == 128, Value<Group>, Value<128>>) == 1);
   static constexpr char const* kName = "int8_group128";
 };

@@ -2,15 +2,15 @@
 // quantization/mxfp8.hpp: e4m3 with a shared power of two for 32 consecutive elements.
 #pragma once
 
+#include "moe/quantization/format/block_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 
 /// Activations use the rule `ActRule`; weights are quantised offline by `WeightRule` (a checkpoint's weights come with their exponents).
 template <MxRule ActRule = MxRule::ceil, MxRule WeightRule = MxRule::ceil>
-struct Mxfp8 : QuantizedRows<Mxfp8Unit<ActRule>, 32>, TileWeights<Mxfp8Unit<WeightRule>, 1, 32>, ShapeMultiple<32> {
+struct Mxfp8 : QuantizedRows<Mxfp8Codec<ActRule>, 32>, BlockWeights<Mxfp8Codec<WeightRule>, 1, 32>, ShapeMultiple<32> {
   static constexpr char const* kName = "mxfp8";
 };
 

@@ -2,8 +2,8 @@
 // quantization/none.hpp: no quantisation: activations and weights in the activation dtype.
 #pragma once
 
+#include "moe/quantization/format/block_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "moe/quantization/format/block_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
@@ -13,9 +13,9 @@ namespace moe::quantization {
 /// Weight half of nvfp4. An expert's scales are its block scales [rows, ⌈cols / 16⌉], linear, then padding to a multiple of 4 bytes and the
 /// expert's global scale as 4 little-endian bytes, so that one array carries both levels.
 struct Nvfp4Weights {
-  using WeightUnit = Nvfp4Unit;
+  using WeightCodec = Nvfp4Codec;
   static constexpr ScaleGranularity kWeightGranularity = ScaleGranularity::group;
-  static constexpr DType kWeightDType = WeightUnit::kCodeDType;
+  static constexpr DType kWeightDType = WeightCodec::kCodeDType;
   static constexpr int kWeightGroupRows = 1;
   static constexpr int kWeightGroupCols = 16;
   static constexpr int kWeightPack = 2;
@@ -47,22 +47,22 @@ struct Nvfp4Weights {
   template <class Act>
   void quantize_weight(float const* w, std::int64_t rows, std::int64_t cols, std::uint8_t* codes, std::uint8_t* scales) const {
     std::uint32_t amax = 0;
-    for (std::int64_t i = 0; i < rows * cols; ++i) amax = std::max(amax, Int8Unit::magnitude(w[i]));
+    for (std::int64_t i = 0; i < rows * cols; ++i) amax = std::max(amax, Int8Codec::magnitude(w[i]));
     for (std::int64_t i = rows * weight_scale_cols(cols); i < weight_global_offset(rows, cols); ++i) scales[i] = 0;
-    WeightUnit const unit{WeightUnit::global_from_amax(amax)};
-    set_weight_global(scales, rows, cols, unit.global_scale);
-    detail::quantize_tiles(unit, w, rows, cols, 1, 16, codes, scales);
+    WeightCodec const codec{WeightCodec::global_from_amax(amax)};
+    set_weight_global(scales, rows, cols, codec.global_scale);
+    detail::quantize_blocks(codec, w, rows, cols, 1, 16, codes, scales);
   }
   template <class Act>
   MOE_HD void dequantize_weight_row(std::uint8_t const* codes, std::uint8_t const* scales, std::int64_t rows, std::int64_t cols,
                                     std::int64_t row, float* out) const {
-    detail::dequantize_tile_row(WeightUnit{weight_global(scales, rows, cols)}, codes + row * weight_code_cols(cols),
-                                scales + row * weight_scale_cols(cols), cols, 16, out);
+    detail::dequantize_block_row(WeightCodec{weight_global(scales, rows, cols)}, codes + row * weight_code_cols(cols),
+                                 scales + row * weight_scale_cols(cols), cols, 16, out);
   }
 };
 
 /// w4a4. global_scale of the activations is the checkpoint's input_scale (it multiplies), equal on all ranks; 1 where there is none.
-struct Nvfp4 : QuantizedRows<Nvfp4Unit, 16>, Nvfp4Weights, ShapeMultiple<16> {
+struct Nvfp4 : QuantizedRows<Nvfp4Codec, 16>, Nvfp4Weights, ShapeMultiple<16> {
   static constexpr char const* kName = "nvfp4";
 
   struct Params {

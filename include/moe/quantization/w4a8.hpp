@@ -21,14 +21,14 @@ constexpr char const* w4a8_name(bool fp8, int group) {
 
 }  // namespace detail
 
-/// WeightUnit of WNa16<4, Group>, activations through `Unit` (e4m3 or int8) with a scale per token.
-template <class Unit, int Group = 128>
-struct W4A8 : QuantizedRows<Unit, 0> {
+/// WeightCodec of WNa16<4, Group>, activations through `Codec` (e4m3 or int8) with a scale per token.
+template <class Codec, int Group = 128>
+struct W4A8 : QuantizedRows<Codec, 0> {
   using Weights = WNa16<4, Group>;
-  static_assert(Unit::kCodeDType == DType::e4m3 || Unit::kCodeDType == DType::i8, "w4a8 has e4m3 or int8 activations");
-  static constexpr char const* kName = detail::w4a8_name(Unit::kCodeDType == DType::e4m3, Group);
+  static_assert(Codec::kCodeDType == DType::e4m3 || Codec::kCodeDType == DType::i8, "w4a8 has e4m3 or int8 activations");
+  static constexpr char const* kName = detail::w4a8_name(Codec::kCodeDType == DType::e4m3, Group);
 
-  using WeightUnit = typename Weights::WeightUnit;
+  using WeightCodec = typename Weights::WeightCodec;
   static constexpr ScaleGranularity kWeightGranularity = Weights::kWeightGranularity;
   static constexpr DType kWeightDType = Weights::kWeightDType;
   static constexpr int kWeightGroupRows = Weights::kWeightGroupRows;
@@ -56,7 +56,7 @@ struct W4A8 : QuantizedRows<Unit, 0> {
   }
 };
 
-using W4A8Fp8 = W4A8<Fp8Unit<>>;
-using W4A8Int8 = W4A8<Int8Unit>;
+using W4A8Fp8 = W4A8<Fp8Codec<>>;
+using W4A8Int8 = W4A8<Int8Codec>;
 
 }  // namespace moe::quantization

@@ -243,8 +243,8 @@ struct Halves {
     }
     /// Rows of the first half. Device kernels get arrays that begin at a multiple of 16 bytes.
     static std::int64_t first_half(std::int64_t rows) {
-      std::int64_t const unit = !kHost && rows >= 16 ? 4 : 1;
-      return ((rows + 1) / 2 + unit - 1) / unit * unit;
+      std::int64_t const multiple = !kHost && rows >= 16 ? 4 : 1;
+      return ((rows + 1) / 2 + multiple - 1) / multiple * multiple;
     }
     void take_experts(Layer& layer, typename Layer::Weights const& weights, typename Layer::Params const& layer_params, Params const& p,
                       Arena<Space>& arena) {

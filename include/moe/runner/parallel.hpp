@@ -35,11 +35,11 @@ inline Slice slice_of(std::int64_t m, MoeParallel const& p) { return slice_of(m,
 
 /// A rank's index in its TP group, checked, and its calls of the group.
 template <class CommT>
-class GroupPlace {
+class GroupRank {
  public:
   /// E_CONFIG naming what does not fit.
   template <class Params>
-  GroupPlace(Params const& p, int layer_ranks) : moe_(p.moe), tp_(p.tp) {
+  GroupRank(Params const& p, int layer_ranks) : moe_(p.moe), tp_(p.tp) {
     counts_.reserve(static_cast<std::size_t>(moe_.tp_size));
     offsets_.reserve(static_cast<std::size_t>(moe_.tp_size));
     if (char const* const conflict = parallel_conflict(p.moe)) throw Error(ErrorCode::config, text(p.moe.backend.name, ": ", conflict));
@@ -108,12 +108,12 @@ template <class CommT, class Space = typename CommT::Space>
 class Group : rules::RunnerRanks::Broken<Space> {};
 
 template <class CommT>
-class Group<CommT, space::host> : public GroupPlace<CommT> {
+class Group<CommT, space::host> : public GroupRank<CommT> {
  public:
-  using GroupPlace<CommT>::moe;
+  using GroupRank<CommT>::moe;
 
   template <class Params>
-  Group(Params const& p, int layer_ranks) : GroupPlace<CommT>(p, layer_ranks), words_(static_cast<std::size_t>(moe().tp_size)) {}
+  Group(Params const& p, int layer_ranks) : GroupRank<CommT>(p, layer_ranks), words_(static_cast<std::size_t>(moe().tp_size)) {}
   void connect() {}
   void check(HostStream) const {}
   static constexpr bool failed() { return false; }  // a call leaves nothing behind that waits

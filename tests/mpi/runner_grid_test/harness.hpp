@@ -60,7 +60,7 @@ class Rank {
  public:
   using R = Runner<RankLayer<Backend, Experts>, Parts>;
   /// Its groups are those of the whole program.
-  Rank(Grid const& g, Model const& m, int rank, BackendFacts const& facts = Backend::kFacts) : Rank(place_of(g, rank, facts), m) {}
+  Rank(Grid const& g, Model const& m, int rank, BackendFacts const& facts = Backend::kFacts) : Rank(parallel_of(g, rank, facts), m) {}
   Rank(Grid const& g, Model&& m, int rank, BackendFacts const& facts = Backend::kFacts) = delete;
   Rank(MoeParallel const& p, Model&& m, comm::Mpi* tp_group, comm::Mpi* layer_group_) = delete;
   Rank(MoeParallel const& p, Model const& m) : Rank(p, m, tp_comm(p), layer_comm(p)) {}
@@ -185,8 +185,8 @@ class EqualsOneRank : public testing::Test {
                   .experts = std::max(kExperts, world_size()),
                   .zero = facts::routes_inside<Experts>() ? 0 : kZero,
                   .padding = form.latent && form.norm ? kLatent : 0};
-    MoeParallel const place = place_of(g, world_rank(), facts);
-    bool const legal = runner::parallel_conflict(place) == nullptr && !(place.use_sp_moe() && form.shared == SharedOutput::partial);
+    MoeParallel const parallel = parallel_of(g, world_rank(), facts);
+    bool const legal = runner::parallel_conflict(parallel) == nullptr && !(parallel.use_sp_moe() && form.shared == SharedOutput::partial);
     if (!legal) {
       expect_error(ErrorCode::config, "", [&] { Rank<Backend, Experts> rank(g, m, world_rank(), facts); });
       ++count.refused;

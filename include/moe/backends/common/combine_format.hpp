@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "moe/core/types.hpp"
-#include "moe/quantization/format/units.hpp"
+#include "moe/quantization/format/codecs.hpp"
 
 namespace moe::backends {
 
@@ -32,7 +32,7 @@ inline constexpr int kCombineGroup = 128;
 inline constexpr int kLogFmtGroupBytes = 256;  ///< bytes between groups of a row
 inline constexpr int kLogFmtCodes = 511;       ///< codes of magnitudes; 0 is zero
 inline constexpr float kLogFmtRange = 32.0F;   ///< binary orders of magnitude below the largest that are kept
-using CombineUnit = quantization::Fp8Unit<quantization::ScaleFloor::amax_1e4>;
+using CombineCodec = quantization::Fp8Codec<quantization::ScaleFloor::amax_1e4>;
 
 /// Bytes of a row's codes, and words of its headers (a float scale, or bf16 amax below bf16 amin): one header per 128 values.
 MOE_HD constexpr std::int64_t combine_groups(std::int64_t hidden) { return (hidden + kCombineGroup - 1) / kCombineGroup; }
@@ -89,12 +89,12 @@ void encode_row(CombineFormat format, T const* x, std::int64_t hidden, std::byte
     if (format == CombineFormat::fp8) {
       std::uint32_t amax = 0;
       for (std::int64_t i = 0; i < n; ++i) {
-        amax = std::max(amax, CombineUnit::magnitude(to_float(x[begin + i])));
+        amax = std::max(amax, CombineCodec::magnitude(to_float(x[begin + i])));
       }
-      float const scale = CombineUnit::scale(amax);
+      float const scale = CombineCodec::scale(amax);
       std::memcpy(headers + g, &scale, sizeof scale);
       for (std::int64_t i = 0; i < n; ++i) {
-        codes[begin + i] = static_cast<std::byte>(CombineUnit::encode(to_float(x[begin + i]), scale));
+        codes[begin + i] = static_cast<std::byte>(CombineCodec::encode(to_float(x[begin + i]), scale));
       }
       continue;
     }
@@ -135,7 +135,7 @@ inline void decode_row(CombineFormat format, std::byte const* codes, std::uint32
     std::int64_t const n = std::min<std::int64_t>(kCombineGroup, hidden - begin);
     if (format == CombineFormat::fp8) {
       for (std::int64_t i = 0; i < n; ++i) {
-        out[begin + i] = CombineUnit::decode(static_cast<std::uint32_t>(codes[begin + i]), bits_to_float(headers[g]));
+        out[begin + i] = CombineCodec::decode(static_cast<std::uint32_t>(codes[begin + i]), bits_to_float(headers[g]));
       }
       continue;
     }

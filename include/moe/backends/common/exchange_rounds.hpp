@@ -23,9 +23,9 @@ namespace moe::detail {
 /// What all ranks of an exchange must have in common, exchanged once at construction.
 struct ExchangeContract {
   static constexpr std::size_t kNameLength = 32;
-  static constexpr std::array<char const*, 13> kFields{"hidden",        "topk",        "num_physical_experts", "max_tokens_per_rank",
-                                                       "payload bytes", "scale bytes", "output bytes",         "max_recv_rows",
-                                                       "num_slots",     "dp_size",     "queue_depth",          "queue_entry_bytes",
+  static constexpr std::array<char const*, 13> kFields{"hidden",          "topk",        "num_physical_experts", "max_tokens_per_rank",
+                                                       "payload bytes",   "scale bytes", "output bytes",         "max_recv_rows",
+                                                       "num_buffer_sets", "dp_size",     "queue_depth",          "queue_entry_bytes",
                                                        "placement"};
   char backend[kNameLength] = {};       // NOLINT(modernize-avoid-c-arrays): bytes that travel
   char quantization[kNameLength] = {};  // NOLINT(modernize-avoid-c-arrays)
@@ -37,7 +37,7 @@ struct ExchangeContract {
 /// Fields of some exchanges only; 0 in the others.
 struct ContractSizes {
   std::int64_t max_recv_rows = 0;
-  std::int64_t num_slots = 0;
+  std::int64_t num_buffer_sets = 0;
   std::int64_t dp_size = 0;
   std::int64_t queue_depth = 0;
   std::int64_t queue_entry_bytes = 0;
@@ -72,7 +72,7 @@ ExchangeContract make_contract(char const* backend, Shape<Config> const& shape, 
                      Quant::scale_cols(shape.hidden()) * static_cast<std::int64_t>(sizeof(typename Quant::Scale)),
                      shape.hidden() * static_cast<std::int64_t>(sizeof(Partial)),
                      sizes.max_recv_rows,
-                     sizes.num_slots,
+                     sizes.num_buffer_sets,
                      sizes.dp_size,
                      sizes.queue_depth,
                      sizes.queue_entry_bytes,

@@ -18,7 +18,7 @@ namespace moe::detail {
 
 /// Names a dispatch.
 struct Handle {
-  int slot = 0;
+  int buffer_set = 0;
   std::uint32_t generation = 0;  ///< dispatches of the buffer set so far, including this one
   /// Which half of the buffer set the dispatch uses.
   int parity() const { return static_cast<int>(generation & 1U); }
@@ -50,33 +50,33 @@ class HandleTable {
     std::uint32_t code;
   };
 
-  explicit HandleTable(int num_slots = 1) : slots_(static_cast<std::size_t>(num_slots)) {}
+  explicit HandleTable(int num_buffer_sets = 1) : buffer_sets_(static_cast<std::size_t>(num_buffer_sets)) {}
 
-  int num_slots() const { return static_cast<int>(slots_.size()); }
+  int num_buffer_sets() const { return static_cast<int>(buffer_sets_.size()); }
   /// Call it first: sets the buffer set's dispatch counter, which must outlive the table.
-  void set_counter(int slot, std::uint32_t* dispatches) { at(slot).dispatches = dispatches; }
+  void set_counter(int buffer_set, std::uint32_t* dispatches) { at(buffer_set).dispatches = dispatches; }
   /// E_ARG unless the buffer set exists.
-  void expect_slot(int slot) const {
-    if (slot < 0 || slot >= num_slots()) {
-      throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", num_slots(), ")"));
+  void expect_buffer_set(int buffer_set) const {
+    if (buffer_set < 0 || buffer_set >= num_buffer_sets()) {
+      throw Error(ErrorCode::argument, text("buffer_set: ", buffer_set, " is out of range [0, ", num_buffer_sets(), ")"));
     }
   }
 
   /// The dispatch record that a handle has or had. E_ARG if the buffer set does not exist.
   Record& record(Handle handle) {
-    expect_slot(handle.slot);
-    return at(handle.slot).records[handle.generation & 1U];
+    expect_buffer_set(handle.buffer_set);
+    return at(handle.buffer_set).records[handle.generation & 1U];
   }
-  std::array<Record, 2>& records(int slot) { return at(slot).records; }
+  std::array<Record, 2>& records(int buffer_set) { return at(buffer_set).records; }
   /// The handle of the next dispatch: the counter + 1.
-  Handle next(int slot) const {
-    expect_slot(slot);
-    return {slot, *at(slot).dispatches + 1};
+  Handle next(int buffer_set) const {
+    expect_buffer_set(buffer_set);
+    return {buffer_set, *at(buffer_set).dispatches + 1};
   }
-  /// Begins next(slot) in the dispatch record of the dispatch before the last. The caller then increments the counter: at once if it is
-  /// local to this rank (device), after all ranks have read the same headers if it lies in the window (host).
-  Handle open(int slot, DispatchState state) {
-    Handle const handle = next(slot);
+  /// Begins next(buffer_set) in the dispatch record of the dispatch before the last. The caller then increments the counter: at once if it
+  /// is local to this rank (device), after all ranks have read the same headers if it lies in the window (host).
+  Handle open(int buffer_set, DispatchState state) {
+    Handle const handle = next(buffer_set);
     DispatchRecord& r = record(handle);
     r.state = state;
     r.generation = handle.generation;
@@ -84,9 +84,9 @@ class HandleTable {
     return handle;
   }
   /// open(), and increments the counter.
-  Handle open_counted(int slot, DispatchState state) {
-    Handle const handle = open(slot, state);
-    *at(slot).dispatches = handle.generation;
+  Handle open_counted(int buffer_set, DispatchState state) {
+    Handle const handle = open(buffer_set, state);
+    *at(buffer_set).dispatches = handle.generation;
     return handle;
   }
 
@@ -113,7 +113,7 @@ class HandleTable {
   std::optional<Handle> oldest() const {
     std::optional<Handle> oldest;
     std::uint64_t number = 0;
-    for (int s = 0; s < num_slots(); ++s) {
+    for (int s = 0; s < num_buffer_sets(); ++s) {
       for (Record const& r : at(s).records) {
         if (r.state != DispatchState::idle && live({s, r.generation}) && (!oldest || r.number < number)) {
           oldest = Handle{s, r.generation};
@@ -124,18 +124,18 @@ class HandleTable {
     return oldest;
   }
   /// Whether a dispatch of the buffer set waits for its receive half.
-  bool sent(int slot) const {
-    auto const& records = at(slot).records;
+  bool sent(int buffer_set) const {
+    auto const& records = at(buffer_set).records;
     return records[0].state == DispatchState::sent || records[1].state == DispatchState::sent;
   }
 
   /// This rank refused the dispatch `handle`, opened as idle: remembers that its combine must follow. One at a time per buffer set.
-  void refuse(Handle handle, std::uint32_t code) { at(handle.slot).refusal = Refusal{handle, code}; }
+  void refuse(Handle handle, std::uint32_t code) { at(handle.buffer_set).refusal = Refusal{handle, code}; }
   /// The refused dispatch whose combine can be enqueued now; returned once. All ranks first combine the dispatch before it, so call this
   /// after refuse() and after each combine of the buffer set.
-  std::optional<Refusal> take_refusal(int slot) {
-    std::optional<Refusal>& refusal = at(slot).refusal;
-    if (!refusal || at(slot).records[(refusal->handle.generation + 1) & 1U].state != DispatchState::idle) {
+  std::optional<Refusal> take_refusal(int buffer_set) {
+    std::optional<Refusal>& refusal = at(buffer_set).refusal;
+    if (!refusal || at(buffer_set).records[(refusal->handle.generation + 1) & 1U].state != DispatchState::idle) {
       return std::nullopt;
     }
     Refusal const due = *refusal;
@@ -145,7 +145,7 @@ class HandleTable {
 
   /// Resets to the state before the first dispatch: no handle is live, no refused combine is pending. The caller resets the counters.
   void reset() {
-    for (Slot& s : slots_) {
+    for (BufferSet& s : buffer_sets_) {
       for (Record& r : s.records) {
         static_cast<DispatchRecord&>(r) = {};
       }
@@ -154,17 +154,17 @@ class HandleTable {
   }
 
  private:
-  struct Slot {
+  struct BufferSet {
     std::array<Record, 2> records;
     std::uint32_t* dispatches = nullptr;
     std::optional<Refusal> refusal;
   };
-  Slot& at(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
-  Slot const& at(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  BufferSet& at(int buffer_set) { return buffer_sets_[static_cast<std::size_t>(buffer_set)]; }
+  BufferSet const& at(int buffer_set) const { return buffer_sets_[static_cast<std::size_t>(buffer_set)]; }
   /// How many further dispatches have begun; -1: this one is not counted yet.
-  std::int32_t age(Handle handle) const { return static_cast<std::int32_t>(*at(handle.slot).dispatches - handle.generation); }
+  std::int32_t age(Handle handle) const { return static_cast<std::int32_t>(*at(handle.buffer_set).dispatches - handle.generation); }
 
-  std::vector<Slot> slots_;
+  std::vector<BufferSet> buffer_sets_;
   std::uint64_t dispatches_ = 0;
 };
 

@@ -48,17 +48,17 @@ constexpr ExchangeMemory all_to_all_v_memory(ExchangeSize const& s, std::int64_t
 
 /// LowLatency, for each buffer set and both parities. Window: messages of every (expert, rank), R T L rows, and T k returned outputs.
 /// Arena: the packed batches of L experts, R T rows each, with their outputs.
-constexpr ExchangeMemory low_latency_memory(ExchangeSize const& s, std::int64_t num_slots = 1) {
+constexpr ExchangeMemory low_latency_memory(ExchangeSize const& s, std::int64_t num_buffer_sets = 1) {
   std::int64_t const rows = s.local_experts * s.ranks * s.max_tokens;
-  return {2 * num_slots * (rows * (s.row_bytes + 16) + s.max_tokens * s.topk * s.output_bytes),
-          2 * num_slots * rows * (s.row_bytes + s.output_bytes + 8)};
+  return {2 * num_buffer_sets * (rows * (s.row_bytes + 16) + s.max_tokens * s.topk * s.output_bytes),
+          2 * num_buffer_sets * rows * (s.row_bytes + s.output_bytes + 8)};
 }
 /// LowLatency with `deduplicate`: R T messages with k ids and k weights, and T F returned outputs; batches as above.
-constexpr ExchangeMemory low_latency_deduplicated_memory(ExchangeSize const& s, std::int64_t num_slots = 1) {
+constexpr ExchangeMemory low_latency_deduplicated_memory(ExchangeSize const& s, std::int64_t num_buffer_sets = 1) {
   std::int64_t const rows = s.local_experts * s.ranks * s.max_tokens;
   std::int64_t const returned = s.max_tokens * std::min(s.topk, s.ranks);
-  return {2 * num_slots * (s.ranks * s.max_tokens * s.record_bytes() + returned * s.output_bytes),
-          2 * num_slots * rows * (s.row_bytes + s.output_bytes + 8)};
+  return {2 * num_buffer_sets * (s.ranks * s.max_tokens * s.record_bytes() + returned * s.output_bytes),
+          2 * num_buffer_sets * rows * (s.row_bytes + s.output_bytes + 8)};
 }
 
 /// HighThroughput, OneSided and LowLatencyRankMajor: records and outputs of max_recv_rows (R T) rows, both parities, all in the window.
@@ -102,17 +102,17 @@ struct DeviceExchangeSize {
 
 /// LowLatency between GPUs, bytes of the window: for each buffer set and both parities L batches of R T rows with their outputs and
 /// sources, and the position of each choice. `masks`: a second index. `coded_bytes`: of an output in its format, with its headers; 0: bf16.
-constexpr std::int64_t low_latency_window(DeviceExchangeSize const& s, std::int64_t num_slots = 1, bool masks = false,
+constexpr std::int64_t low_latency_window(DeviceExchangeSize const& s, std::int64_t num_buffer_sets = 1, bool masks = false,
                                           std::int64_t coded_bytes = 0) {
   std::int64_t const output = coded_bytes == 0 ? s.output_bytes() : coded_bytes;
-  return 2 * num_slots * (s.batch_rows() * (s.row_bytes() + output + (masks ? 8 : 4)) + 4 * s.max_tokens * s.topk);
+  return 2 * num_buffer_sets * (s.batch_rows() * (s.row_bytes() + output + (masks ? 8 : 4)) + 4 * s.max_tokens * s.topk);
 }
 /// LowLatency with `deduplicate`, and LowLatencyRankMajor: R T rows with k positions and k weights and their outputs, and the index of L
 /// batches.
-constexpr std::int64_t low_latency_deduplicated_window(DeviceExchangeSize const& s, std::int64_t num_slots = 1,
+constexpr std::int64_t low_latency_deduplicated_window(DeviceExchangeSize const& s, std::int64_t num_buffer_sets = 1,
                                                        std::int64_t coded_bytes = 0) {
   std::int64_t const output = coded_bytes == 0 ? s.output_bytes() : coded_bytes;
-  return 2 * num_slots * (s.rows() * (s.row_bytes() + output + 8 * s.topk + 4) + 4 * s.batch_rows() + 4 * s.max_tokens * s.topk);
+  return 2 * num_buffer_sets * (s.rows() * (s.row_bytes() + output + 8 * s.topk + 4) + 4 * s.batch_rows() + 4 * s.max_tokens * s.topk);
 }
 /// HighThroughput: rows with ids, weights and positions in records of whole 32 bytes, their outputs, and a list by expert; `capacity` rows
 /// (R T). `alignment`: of an expert's part of the list; 0: no list.

@@ -75,8 +75,8 @@ MOE_RULE(PoliciesInOrder,
 
 namespace detail {
 
-/// True if a dimension is left to run time or is a multiple of `unit`.
-constexpr bool fits(int dimension, int unit) { return dimension == dynamic || dimension % unit == 0; }
+/// True if a dimension is left to run time or is a multiple of `factor`.
+constexpr bool fits(int dimension, int factor) { return dimension == dynamic || dimension % factor == 0; }
 
 constexpr bool topk_in_bounds(int topk, int num_experts) {
   if (topk == dynamic) {
@@ -118,23 +118,23 @@ struct QuantizationTakes {
 };
 
 /// The units that are tried: 1, 2, 3, 4, 6, 8, 12, 16, ….
-constexpr int next_unit(int unit) { return unit == 1 ? 2 : (unit & (unit - 1)) == 0 ? unit / 2 * 3 : unit / 3 * 4; }
+constexpr int next_unit(int factor) { return factor == 1 ? 2 : (factor & (factor - 1)) == 0 ? factor / 2 * 3 : factor / 3 * 4; }
 inline constexpr int kLargestUnit = 4096;
-/// The least unit that is taken as one dimension while the other is left to run time: what is taken are its multiples.
+/// The least factor that is taken as one dimension while the other is left to run time: what is taken are its multiples.
 template <class Takes, int Unit = 1>
-constexpr int hidden_unit() {
+constexpr int hidden_multiple() {
   if constexpr (Unit >= kLargestUnit || Takes::template fits<Unit, dynamic>()) {
     return Unit;
   } else {
-    return hidden_unit<Takes, next_unit(Unit)>();
+    return hidden_multiple<Takes, next_unit(Unit)>();
   }
 }
 template <class Takes, int Unit = 1>
-constexpr int intermediate_unit() {
+constexpr int intermediate_multiple() {
   if constexpr (Unit >= kLargestUnit || Takes::template fits<dynamic, Unit>()) {
     return Unit;
   } else {
-    return intermediate_unit<Takes, next_unit(Unit)>();
+    return intermediate_multiple<Takes, next_unit(Unit)>();
   }
 }
 
@@ -143,8 +143,8 @@ constexpr int intermediate_unit() {
 template <class Rule, bool Holds, class Policy, class Config, class Takes>
 struct ShapeVerdict : Verdict<Rule, Holds> {
   template <bool IsBroken>
-  using Error = typename Rule::template Broken<Policy, Value<Config::hidden>, MultipleOf<hidden_unit<Takes, int{IsBroken}>()>,
-                                               Value<Config::intermediate>, MultipleOf<intermediate_unit<Takes, int{IsBroken}>()>>;
+  using Error = typename Rule::template Broken<Policy, Value<Config::hidden>, MultipleOf<hidden_multiple<Takes, int{IsBroken}>()>,
+                                               Value<Config::intermediate>, MultipleOf<intermediate_multiple<Takes, int{IsBroken}>()>>;
 };
 
 /// The rules that backend and experts decide with the types of Config, not its dimensions.

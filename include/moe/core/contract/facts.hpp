@@ -86,11 +86,11 @@ template <class Quant>
 constexpr bool bounds_amax() {
   return requires(Quant const& quant) { quant.act.amax_upper_bound; };
 }
-/// Quantization::WeightUnit: the codec of its weights (quantization/format/units.hpp). Default: packed checkpoints of integers are not read
-/// into its codes.
+/// Quantization::WeightCodec: the codec of its weights (quantization/format/codecs.hpp). Default: packed checkpoints of integers are not
+/// read into its codes.
 template <class Quant>
-constexpr bool has_weight_unit() {
-  return requires { typename Quant::WeightUnit; };
+constexpr bool has_weight_codec() {
+  return requires { typename Quant::WeightCodec; };
 }
 /// Quantization::quantize_row() also takes a Row that computes its elements, so experts quantise what they have just computed. Default: it
 /// takes arrays.

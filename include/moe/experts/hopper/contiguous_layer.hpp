@@ -35,18 +35,18 @@ struct LayerWeights {
 
 /// Throws E_CONFIG unless the kernels can run these sizes.
 inline void check_sizes(LocalShape const& s, Scheme scheme) {
-  auto const expect = [](char const* what, int value, int unit, Scheme of) {
+  auto const expect = [](char const* what, int value, int multiple, Scheme of) {
     if (value > most_columns(of)) {
       throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " is over ", most_columns(of), " in ", name(of),
                                           ", where int32 sums could overflow. Use the experts cuda_reference"));
     }
-    if (value < unit || value % unit != 0) {
-      throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " must be a multiple of ", unit, " in ", name(of),
+    if (value < multiple || value % multiple != 0) {
+      throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " must be a multiple of ", multiple, " in ", name(of),
                                           ". Pad it, or use the experts cuda_reference"));
     }
   };
-  expect("hidden", s.hidden, hidden_unit(scheme), scheme);
-  expect("intermediate", s.intermediate, intermediate_unit(scheme), scheme);
+  expect("hidden", s.hidden, hidden_multiple(scheme), scheme);
+  expect("intermediate", s.intermediate, intermediate_multiple(scheme), scheme);
   if (is_row_scaled(scheme) && s.intermediate > kMostRowScaledColumns) {
     throw Error(ErrorCode::config, text("hopper experts: intermediate ", s.intermediate, " is over ", kMostRowScaledColumns, " in ",
                                         name(scheme), ", where the counters of rows could overflow. Use the experts cuda_reference"));

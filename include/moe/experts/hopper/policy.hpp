@@ -47,7 +47,7 @@ constexpr int hopper_scheme() {
   } else if constexpr (Quant::kPayloadDType == DType::i8 && Quant::kWeightDType == DType::i8) {
     bool const whole = rows == ScaleGranularity::per_token || rows == ScaleGranularity::per_tensor;
     return whole && tiles == ScaleGranularity::per_channel ? static_cast<int>(hopper::Scheme::int8_row) : -1;
-  } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Unit::kPowerOfTwo ||
+  } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Codec::kPowerOfTwo ||
                        !std::same_as<typename Quant::Scale, float> || !std::same_as<typename Quant::WeightScale, float>) {
     return -1;
   } else if constexpr (rows == ScaleGranularity::group) {
@@ -105,8 +105,8 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
       return true;  // another rule reports this
     } else {
       constexpr auto s = static_cast<hopper::Scheme>(scheme);
-      return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
-             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s)) && Config::hidden <= hopper::most_columns(s) &&
+      return moe::detail::fits(Config::hidden, hopper::hidden_multiple(s)) &&
+             moe::detail::fits(Config::intermediate, hopper::intermediate_multiple(s)) && Config::hidden <= hopper::most_columns(s) &&
              Config::intermediate <= hopper::most_columns(s);
     }
   }

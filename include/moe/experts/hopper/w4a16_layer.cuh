@@ -57,7 +57,7 @@ struct W4A16Layer::State {
   /// Rows of the packed w13.
   int w13_rows() const { return (gated ? 2 : 1) * intermediate(); }
   /// Divides the memory of the packed weights.
-  void place(char* memory);
+  void lay_out(char* memory);
   template <W4Scheme S>
   void pack(cudaStream_t stream) const;
   void pack(cudaStream_t stream) const {
@@ -77,7 +77,7 @@ struct W4A16Layer::State {
   w4::AnyParams layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
-inline void W4A16Layer::State::place(char* memory) {
+inline void W4A16Layer::State::lay_out(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   largest = reinterpret_cast<int*>(memory) + 2 * 1024;
@@ -135,7 +135,7 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->scheme = scheme;
   state_->weights = weights;
   state_->launcher = launcher;
-  state_->place(static_cast<char*>(packed));
+  state_->lay_out(static_cast<char*>(packed));
   state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);

@@ -30,7 +30,7 @@ struct W4A8Layer::State {
 
   int hidden() const { return w4a8::padded(shape.hidden); }
   int intermediate() const { return w4a8::padded(shape.intermediate); }
-  void place(char* memory, W4Activation const& activation);
+  void lay_out(char* memory, W4Activation const& activation);
   void pack(cudaStream_t stream) const;
   /// Elements between the scales of two rows of x.
   long long scale_stride(LayerCall const& call) const { return call.x_scale_stride != 0 ? call.x_scale_stride : hidden() / w4a8::kDepth; }
@@ -41,7 +41,7 @@ struct W4A8Layer::State {
   w4a8::Params layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
-inline void W4A8Layer::State::place(char* memory, W4Activation const& activation) {
+inline void W4A8Layer::State::lay_out(char* memory, W4Activation const& activation) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   bad = reinterpret_cast<int*>(memory) + 3 * 1024;
@@ -91,7 +91,7 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
   state_->weights = weights;
-  state_->place(static_cast<char*>(packed), activation);
+  state_->lay_out(static_cast<char*>(packed), activation);
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);
   if (char const* const matrix = w4::flagged_matrix(state_->bad)) {

@@ -49,7 +49,7 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
   static constexpr bool fits_shape() {
     if constexpr (supports_quantization<Quant>()) {
       return moe::detail::fits(Config::hidden, hopper::kBrickDepth) &&
-             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(Storages::template Of<Quant>::kScheme));
+             moe::detail::fits(Config::intermediate, hopper::intermediate_multiple(Storages::template Of<Quant>::kScheme));
     } else {
       return true;  // another rule says it
     }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "moe/core/error.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/int_format.hpp"
-#include "moe/quantization/format/units.hpp"
 
 namespace moe::quantization {
 
@@ -224,7 +224,7 @@ void to_internal(IntWeight const& w, std::uint8_t* codes, typename Scheme::Weigh
   std::int64_t const packed_cols = Scheme::weight_code_cols(w.cols);
   for (std::int64_t n = 0; n < w.rows; ++n) {
     for (std::int64_t k = 0; k < w.cols; ++k) {
-      detail::store_code<typename Scheme::WeightUnit>(codes + n * packed_cols, k, w.codes[static_cast<std::size_t>(n * w.cols + k)]);
+      detail::store_code<typename Scheme::WeightCodec>(codes + n * packed_cols, k, w.codes[static_cast<std::size_t>(n * w.cols + k)]);
     }
     for (std::int64_t k = 0; k < w.cols; k += group) {
       float const scale = w.scales[static_cast<std::size_t>(n * w.groups() + k / w.group)];
@@ -232,7 +232,7 @@ void to_internal(IntWeight const& w, std::uint8_t* codes, typename Scheme::Weigh
       if constexpr (kHasZero) {
         *scales++ = {scale, static_cast<float>(zero)};
       } else {
-        if (zero != Scheme::WeightUnit::kZero) {
+        if (zero != Scheme::WeightCodec::kZero) {
           throw Error(ErrorCode::config, text(Scheme::kName, " is symmetric, but row ", n, " has the zero point ", zero));
         }
         *scales++ = scale;

@@ -10,7 +10,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/rounded.hpp"
-#include "moe/quantization/format/units.hpp"
+#include "moe/quantization/format/codecs.hpp"
 
 namespace moe::quantization {
 
@@ -29,7 +29,7 @@ inline float merge_static_scales(std::span<float const> per_expert) {
 /// Requantises codes from scale `from` to scale `to`, in place: gate and up with different scales become one matrix with the larger scale.
 inline void requantize_e4m3(std::span<std::uint8_t> codes, float from, float to) {
   if (from == to) return;
-  for (std::uint8_t& code : codes) code = Fp8Unit<>::encode(Fp8Unit<>::decode(code, from), to);
+  for (std::uint8_t& code : codes) code = Fp8Codec<>::encode(Fp8Codec<>::decode(code, from), to);
 }
 
 /// Requantises nvfp4 block scales (e4m3) from global scale `from` to the larger global scale `to`, in place.

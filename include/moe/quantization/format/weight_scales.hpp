@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "moe/core/types.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/formats.hpp"
-#include "moe/quantization/format/units.hpp"
 
 namespace moe::quantization {
 

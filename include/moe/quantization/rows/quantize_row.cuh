@@ -56,10 +56,10 @@ __device__ inline bool in_vectors([[maybe_unused]] Row const& x) {
   }
 }
 
-/// Eight values over the factor d, rounded as by Unit::encode. A power of two is multiplied by its exact reciprocal: the same bits.
-template <class Unit>
+/// Eight values over the factor d, rounded as by Codec::encode. A power of two is multiplied by its exact reciprocal: the same bits.
+template <class Codec>
 __device__ inline void ratios8(float (&v)[kLaneElements], float d) {
-  if constexpr (Unit::kPowerOfTwo) {
+  if constexpr (Codec::kPowerOfTwo) {
     std::uint32_t const exponent = float_bits(d) >> 23;  // 0 (2^-127) … 254, 255: NaN
     float const reciprocal = exponent == 255U ? d : exponent == 254U ? bits_float(0x00400000U) : bits_float((254U - exponent) << 23);
 #pragma unroll
@@ -71,15 +71,15 @@ __device__ inline void ratios8(float (&v)[kLaneElements], float d) {
 }
 
 /// Codes of eight values, in the order of memory: 8 bytes, or 4 of packed nibbles in the low half.
-template <class Unit>
+template <class Codec>
 __device__ inline std::uint64_t encode8(float (&v)[kLaneElements], float d) {
   std::uint64_t out = 0;
-  if constexpr (std::is_same_v<Unit, Nvfp4Unit>) {
+  if constexpr (std::is_same_v<Codec, Nvfp4Codec>) {
     if (d == 0.0F) return 0;
   }
-  ratios8<Unit>(v, d);
+  ratios8<Codec>(v, d);
 #if __CUDA_ARCH__ >= 890
-  if constexpr (Unit::kCodeDType == DType::e4m3) {
+  if constexpr (Codec::kCodeDType == DType::e4m3) {
 #pragma unroll
     for (int i = 0; i < kLaneElements; i += 2) {  // the instruction converts two; every NaN becomes 0x7F
       std::uint64_t const pair = __nv_cvt_float2_to_fp8x2(make_float2(v[i], v[i + 1]), __NV_SATFINITE, __NV_E4M3);
@@ -88,40 +88,40 @@ __device__ inline std::uint64_t encode8(float (&v)[kLaneElements], float d) {
     return out;
   }
 #endif
-  constexpr int kBits = 8 / Unit::kPack;
+  constexpr int kBits = 8 / Codec::kPack;
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
-    out |= static_cast<std::uint64_t>(static_cast<std::uint8_t>(Unit::round_code(v[i]))) << (kBits * i);
+    out |= static_cast<std::uint64_t>(static_cast<std::uint8_t>(Codec::round_code(v[i]))) << (kBits * i);
   }
   return out;
 }
 
 /// Writes the codes of elements [at, at + 8) of a row of n.
-template <class Unit>
-__device__ inline void store8(typename Unit::Code* q, std::int64_t at, std::int64_t n, bool vector, std::uint64_t codes) {
+template <class Codec>
+__device__ inline void store8(typename Codec::Code* q, std::int64_t at, std::int64_t n, bool vector, std::uint64_t codes) {
   if (vector && at + kLaneElements <= n) {
-    if constexpr (Unit::kPack == 1) {
+    if constexpr (Codec::kPack == 1) {
       *reinterpret_cast<uint2*>(q + at) = make_uint2(static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32));
     } else {
       *reinterpret_cast<unsigned*>(q + at / 2) = static_cast<unsigned>(codes);
     }
   } else {
-    constexpr int kPack = Unit::kPack;
+    constexpr int kPack = Codec::kPack;
 #pragma unroll
     for (int i = 0; i < kLaneElements; i += kPack) {
       if (at + i >= n) return;
       auto byte = static_cast<std::uint8_t>(codes >> (8 / kPack * i));
       if (kPack == 2 && at + i + 1 == n) byte &= 15U;
-      q[(at + i) / kPack] = static_cast<typename Unit::Code>(byte);
+      q[(at + i) / kPack] = static_cast<typename Codec::Code>(byte);
     }
   }
 }
 
-template <class Unit>
-__device__ inline std::uint32_t amax8(Unit const& unit, float const (&v)[kLaneElements]) {
+template <class Codec>
+__device__ inline std::uint32_t amax8(Codec const& codec, float const (&v)[kLaneElements]) {
   std::uint32_t amax = 0;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) amax = max(amax, unit.magnitude(v[i]));
+  for (int i = 0; i < kLaneElements; ++i) amax = max(amax, codec.magnitude(v[i]));
   return amax;
 }
 
@@ -142,9 +142,9 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Row const& x, std
     for (std::int64_t i = lane; i < vectors; i += kWarp) reinterpret_cast<uint4*>(q)[i] = reinterpret_cast<uint4 const*>(x)[i];
     for (std::int64_t i = vectors * kPerVector + lane; i < n; i += kWarp) q[i] = x[i];
   } else {
-    using Unit = typename Scheme::Unit;
+    using Codec = typename Scheme::Codec;
     bool const vector_in = in_vectors(x);
-    bool const vector_out = aligned(q, 8 / Unit::kPack);
+    bool const vector_out = aligned(q, 8 / Codec::kPack);
     constexpr int kGroup = Scheme::kActGroup;
     float v[kLaneElements];
     if constexpr (kGroup == 0) {
@@ -164,7 +164,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Row const& x, std
       // The row is read again: it is in the cache now, and registers could not hold a row of any width.
       for (std::int64_t at = lane * kLaneElements; at < n; at += kWarpElements) {
         read8(x, at, n, vector_in, v);
-        store8<Unit>(q, at, n, vector_out, encode8<Unit>(v, d));
+        store8<Codec>(q, at, n, vector_out, encode8<Codec>(v, d));
       }
     } else {
       constexpr int kLanes = kGroup / kLaneElements;
@@ -179,7 +179,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Row const& x, std
         auto const scale = scheme.act.scale(amax);
         if (at < n) {
           if (lane % kLanes == 0) s[at / kGroup] = scale;
-          store8<Unit>(q, at, n, vector_out, encode8<Unit>(v, scheme.act.factor(scale)));
+          store8<Codec>(q, at, n, vector_out, encode8<Codec>(v, scheme.act.factor(scale)));
         }
       }
     }
@@ -194,14 +194,14 @@ __device__ inline void dequantize_row_warp(Scheme const& scheme, typename Scheme
     if constexpr (!Scheme::kQuantizesActivations) {
       out[i] = to_float(q[i]);
     } else {
-      using Unit = typename Scheme::Unit;
+      using Codec = typename Scheme::Codec;
       float d = 0;
       if constexpr (Scheme::kActGranularity == ScaleGranularity::per_tensor) {
         d = scheme.params.scale;
       } else {
         d = scheme.act.factor(s[Scheme::kActGroup == 0 ? 0 : i / (Scheme::kActGroup == 0 ? 1 : Scheme::kActGroup)]);
       }
-      out[i] = scheme.act.decode(detail::load_code<Unit>(q, i), d);
+      out[i] = scheme.act.decode(detail::load_code<Codec>(q, i), d);
     }
   }
 }

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "moe/core/types.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/granularity.hpp"
-#include "moe/quantization/format/units.hpp"
 
 namespace moe::quantization {
 
@@ -55,21 +55,21 @@ struct UnquantizedRows {
 
 /// One scale for `Group` consecutive elements (the last group of a row may be shorter), or for the whole row if Group is 0.
 /// NaN and infinity stay inside their scale group.
-template <class Unit_, int Group>
+template <class Codec_, int Group>
 struct QuantizedRows {
-  using Unit = Unit_;
+  using Codec = Codec_;
   static constexpr ScaleGranularity kActGranularity = Group == 0 ? ScaleGranularity::per_token : ScaleGranularity::group;
-  static constexpr DType kPayloadDType = Unit::kCodeDType;
-  static constexpr DType kScaleDType = Unit::kScaleDType;
+  static constexpr DType kPayloadDType = Codec::kCodeDType;
+  static constexpr DType kScaleDType = Codec::kScaleDType;
   static constexpr int kActGroup = Group;
-  static constexpr int kPayloadPack = Unit::kPack;
+  static constexpr int kPayloadPack = Codec::kPack;
   static constexpr bool kQuantizesActivations = true;
   template <class Act>
-  using Payload = typename Unit::Code;
-  using Scale = typename Unit::Scale;
+  using Payload = typename Codec::Code;
+  using Scale = typename Codec::Scale;
 
   /// Run-time state of the arithmetic (nvfp4's global scale, an upper bound of amax); empty in most schemes.
-  Unit act{};
+  Codec act{};
 
   MOE_HD static constexpr std::int64_t payload_cols(std::int64_t hidden) { return (hidden + kPayloadPack - 1) / kPayloadPack; }
   MOE_HD static constexpr std::int64_t scale_cols(std::int64_t hidden) {
@@ -93,38 +93,38 @@ struct QuantizedRows {
       }
       s[g] = act.scale(amax);
       float const d = act.factor(s[g]);
-      for (std::int64_t i = begin; i < end; ++i) detail::store_code<Unit>(q, i, act.encode(to_float(x[i]), d));
+      for (std::int64_t i = begin; i < end; ++i) detail::store_code<Codec>(q, i, act.encode(to_float(x[i]), d));
     }
   }
   /// q, s → out [n], each value code · scale in float32.
   template <class Act>
   MOE_HD void dequantize_row(Payload<Act> const* q, Scale const* s, std::int64_t n, float* out) const {
-    for (std::int64_t i = 0; i < n; ++i) out[i] = act.decode(detail::load_code<Unit>(q, i), act.factor(s[Group == 0 ? 0 : i / Group]));
+    for (std::int64_t i = 0; i < n; ++i) out[i] = act.decode(detail::load_code<Codec>(q, i), act.factor(s[Group == 0 ? 0 : i / Group]));
   }
 };
 
 /// A scale from the checkpoint (static, one for the tensor and equal on all ranks): no scale is sent with a row, values beyond it saturate,
 /// NaN stays NaN (0 in int8).
-template <class Unit_>
+template <class Codec_>
 struct StaticRows {
-  using Unit = Unit_;
+  using Codec = Codec_;
   static constexpr ScaleGranularity kActGranularity = ScaleGranularity::per_tensor;
-  static constexpr DType kPayloadDType = Unit::kCodeDType;
-  static constexpr DType kScaleDType = Unit::kScaleDType;
+  static constexpr DType kPayloadDType = Codec::kCodeDType;
+  static constexpr DType kScaleDType = Codec::kScaleDType;
   static constexpr int kActGroup = 0;
   static constexpr int kPayloadPack = 1;
   static constexpr bool kQuantizesActivations = true;
   template <class Act>
-  using Payload = typename Unit::Code;
+  using Payload = typename Codec::Code;
   using Scale = float;
-  static_assert(Unit::kPack == 1, "static scales are for 8-bit elements");
+  static_assert(Codec::kPack == 1, "static scales are for 8-bit elements");
 
   /// input_scale: x ≈ code · scale. Finite and > 0.
   struct Params {
     float scale = 1.0F;
   };
   Params params{};
-  Unit act{};
+  Codec act{};
 
   MOE_HD static constexpr std::int64_t payload_cols(std::int64_t hidden) { return hidden; }
   MOE_HD static constexpr std::int64_t scale_cols(std::int64_t) { return 0; }

@@ -185,7 +185,7 @@ __device__ inline WarpRow route_sigmoid_groups(Config const& cfg, float const (&
     v[i] = larger;
   };
 #pragma unroll
-  for (int round = 0; round < 2; ++round) {
+  for (int pass = 0; pass < 2; ++pass) {
     sort_pair(0, 0x3201);
     sort_pair(2, 0x2310);
     sort_pair(1, 0x3120);

@@ -90,13 +90,13 @@ namespace parallel {
 
 /// The TP group at work on devices. Sums are NCCL's, in the rows' element, the same bits on every rank.
 template <class CommT>
-class Group<CommT, space::cuda> : public GroupPlace<CommT> {
+class Group<CommT, space::cuda> : public GroupRank<CommT> {
  public:
-  using GroupPlace<CommT>::moe;
+  using GroupRank<CommT>::moe;
 
   template <class Params>
   Group(Params const& p, int layer_ranks)
-      : GroupPlace<CommT>(p, layer_ranks), rows_agree_(p.rows_agree), words_(static_cast<std::size_t>(moe().tp_size)) {
+      : GroupRank<CommT>(p, layer_ranks), rows_agree_(p.rows_agree), words_(static_cast<std::size_t>(moe().tp_size)) {
     if (moe().tp_size > 1) gatherer_.emplace(this->tp());
   }
   /// Collective over the TP group, once, at the end of construction: NCCL connects.

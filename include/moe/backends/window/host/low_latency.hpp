@@ -61,14 +61,14 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
         refused_(moe::error_of([&] { take_memory(placement, arena); })),
         group_(comm,
                moe::detail::make_contract<Config, Quant, Partial>(contract_name<Window>(params).c_str(), shape, max_tokens, placement,
-                                                                  {.num_slots = params.num_slots}),
+                                                                  {.num_buffer_sets = params.num_buffer_sets}),
                refused_, arena, params.manager, offsets_.user_bytes(), params.window) {
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      auto const slot = static_cast<int>(s);
-      slots_[s].rounds.emplace(group_.window(), slots_[s].at.rounds, group_.tag());
-      handles_.set_counter(slot, slots_[s].rounds->dispatches());
+    for (std::size_t s = 0; s < buffer_sets_.size(); ++s) {
+      auto const buffer_set = static_cast<int>(s);
+      buffer_sets_[s].rounds.emplace(group_.window(), buffer_sets_[s].at.rounds, group_.tag());
+      handles_.set_counter(buffer_set, buffer_sets_[s].rounds->dispatches());
       for (std::size_t i = 0; i < 2 && params.zero_copy; ++i) {
-        handles_.records(slot)[i].set_output(window().template own<Partial>(slots_[s].at.outputs[i]));
+        handles_.records(buffer_set)[i].set_output(window().template own<Partial>(buffer_sets_[s].at.outputs[i]));
       }
     }
     if (params.masks) {
@@ -137,19 +137,19 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   /// dispatches go on. If outputs were sent and not received, only this rank's results are lost; peers get all outputs. Never throws.
   void abandon(HostStream) {
     std::optional<Handle> const oldest = order_.dispatched() ? last_ : handles_.oldest();
-    oldest ? give_up(*oldest) : slots_[0].rounds->abandon(WindowCall::dispatch);
+    oldest ? give_up(*oldest) : buffer_sets_[0].rounds->abandon(WindowCall::dispatch);
     order_.set_idle();
   }
 
   /// The send half of a dispatch: waits for no peer. E_STATE if the buffer set's last send was not received, E_ARG for the buffer set;
   /// E_ARG, E_CAPACITY for this rank's arguments, which receive() reports to the peers.
-  Handle send(Routed const& in, int slot = 0) {
-    Slot& s = slot_at(slot);
+  Handle send(Routed const& in, int buffer_set = 0) {
+    BufferSet& s = buffer_set_at(buffer_set);
     s.rounds->send(WindowCall::dispatch, in.hidden.extent(0), [&] {
       moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_);
       moe::detail::check_ids(in.topk_ids, messages_.num_physical());
     });
-    Handle const handle = handles_.open(slot, DispatchState::sent);
+    Handle const handle = handles_.open(buffer_set, DispatchState::sent);
     Record& r = handles_.record(handle);
     r.round = s.rounds->round();
     r.rows = in.hidden.extent(0);
@@ -160,7 +160,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   /// The receive half: waits for every rank. The batches are valid until two further dispatches of the buffer set have begun. E_STATE for a
   /// handle that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for errors of other ranks; TransportError of the window.
   Tokens receive(Handle handle) {
-    Slot& s = slot_at(handle.slot);
+    BufferSet& s = buffer_set_at(handle.buffer_set);
     bool const early = handles_.record(handle).state == DispatchState::received_early;
     Record& r = handles_.expect(handle, early ? DispatchState::received_early : DispatchState::sent, "receive");
     r.state = early ? DispatchState::received : DispatchState::idle;
@@ -181,7 +181,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   }
   /// The receive half: out[M, H] = Σ_j w_j y_j in float32 in j order, one rounding. Errors as receive(); E_ARG if `out` has another shape.
   void receive_outputs(Handle handle, Output out) {
-    Slot& s = slot_at(handle.slot);
+    BufferSet& s = buffer_set_at(handle.buffer_set);
     Record& r = handles_.expect(handle, DispatchState::combining, "receive_outputs");
     moe::detail::check_output(out, r.rows, hidden_);
     r.state = DispatchState::received;
@@ -215,9 +215,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     window().clear_masks();
     window().barrier();
-    std::array<std::uint32_t, 2> const latest = latest_of(slots_);
+    std::array<std::uint32_t, 2> const latest = latest_of(buffer_sets_);
     window().barrier();
-    for (Slot& s : slots_) {
+    for (BufferSet& s : buffer_sets_) {
       s.rounds->restart(latest[1]);
     }
     handles_.reset();
@@ -229,7 +229,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   Window& window() const { return group_.window(); }
   /// Collective, between rounds: continues as if `round` operations had been done in every buffer set.
   void preset_round(std::uint32_t round) {
-    for (Slot& s : slots_) {
+    for (BufferSet& s : buffer_sets_) {
       s.rounds->preset(round);
       for (int from = 0; from < ranks_; ++from) {
         *window().template own<std::uint32_t>(s.at.returned_flag + 64 * static_cast<std::size_t>(from)) = round;
@@ -245,7 +245,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
 
  private:
   using Record = moe::detail::BatchRecord<Config, Quant, Partial>;
-  using Slot = LowLatencySlot<Window>;
+  using BufferSet = LowLatencyBufferSet<Window>;
 
   void take_memory(ExpertPlacement const& placement, Arena<Space>& arena) {
     moe::detail::check_exchange(placement, ranks_, max_tokens_, 0);
@@ -254,10 +254,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     messages_.take(placement, arena);
     returns_ = {params_.combine, params_.zero_copy, hidden_, topk_, arena};
     std::int64_t const entries = max_tokens_ * (params_.deduplicate ? max_destinations_ : topk_);
-    slots_.resize(static_cast<std::size_t>(params_.num_slots));
-    handles_ = moe::detail::HandleTable<Record>(params_.num_slots);
-    for (int slot = 0; slot < params_.num_slots; ++slot) {
-      Slot& s = slots_[static_cast<std::size_t>(slot)];
+    buffer_sets_.resize(static_cast<std::size_t>(params_.num_buffer_sets));
+    handles_ = moe::detail::HandleTable<Record>(params_.num_buffer_sets);
+    for (int buffer_set = 0; buffer_set < params_.num_buffer_sets; ++buffer_set) {
+      BufferSet& s = buffer_sets_[static_cast<std::size_t>(buffer_set)];
       s.at.rounds = offsets_.take(moe::detail::WindowRounds<Window>::bytes(ranks_));
       s.at.returned_flag = offsets_.take(64 * ranks_);
       for (std::size_t parity = 0; parity < 2; ++parity) {
@@ -268,29 +268,29 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
           s.at.outputs[parity] = offsets_.take(max_local_ * max_rows() * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
         }
       }
-      for (Record& r : handles_.records(slot)) {
+      for (Record& r : handles_.records(buffer_set)) {
         r.take(hidden_, topk_, max_tokens_, num_local_, max_rows(), params_.deduplicate ? max_rows() : 0, arena, !params_.zero_copy);
       }
     }
   }
 
-  Slot& slot_at(int slot) {
-    handles_.expect_slot(slot);
-    return slots_[static_cast<std::size_t>(slot)];
+  BufferSet& buffer_set_at(int buffer_set) {
+    handles_.expect_buffer_set(buffer_set);
+    return buffer_sets_[static_cast<std::size_t>(buffer_set)];
   }
   bool end_if_abandoned(Handle handle) {
-    bool const over = slot_at(handle.slot).rounds->abandoned();
+    bool const over = buffer_set_at(handle.buffer_set).rounds->abandoned();
     handles_.record(handle).state = over ? DispatchState::idle : handles_.record(handle).state;
     return over;
   }
   // Gives up a dispatch, and does what the peers still wait for: receives what was sent, then abandons the combine.
   void give_up(Handle handle) noexcept {
-    Slot& s = slot_at(handle.slot);
+    BufferSet& s = buffer_set_at(handle.buffer_set);
     Record* over = &handles_.record(handle);
-    for (Record& sent : handles_.records(handle.slot)) {
+    for (Record& sent : handles_.records(handle.buffer_set)) {
       try {
         if (sent.state == DispatchState::sent) {
-          receive({handle.slot, sent.generation});
+          receive({handle.buffer_set, sent.generation});
           sent.state = DispatchState::received_early;
         } else if (sent.state == DispatchState::combining) {
           over = &sent;
@@ -299,7 +299,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
           sent.state = DispatchState::idle;
         }
       } catch (Error const&) {  // the peers got the same error, or the window reports its failure again on the next call
-        end_if_abandoned({handle.slot, sent.generation});
+        end_if_abandoned({handle.buffer_set, sent.generation});
       }
     }
     if (over->state == DispatchState::received_early || over->state == DispatchState::received) {
@@ -310,7 +310,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
 
   template <class Check>
   void combine_send(Handle handle, Check&& check) {
-    Slot& s = slot_at(handle.slot);
+    BufferSet& s = buffer_set_at(handle.buffer_set);
     Record& r = handles_.expect(handle, DispatchState::received, "finalize");
     s.rounds->send(WindowCall::combine, 0, check);
     r.round = s.rounds->round();
@@ -341,7 +341,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   }
 
   /// The returned output for a choice (deduplicated: for a rank), or null if the choice had no expert or its rank is dead.
-  std::byte const* returned_at(Slot& s, Record& r, std::int64_t choice) {
+  std::byte const* returned_at(BufferSet& s, Record& r, std::int64_t choice) {
     std::int32_t const entry = r.entries[choice];
     if (entry < 0 || window().masked(r.ranks[params_.deduplicate ? choice : entry])) {
       return nullptr;
@@ -349,7 +349,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     return window().template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + entry * returns_.bytes();
   }
   /// Zero copy: that output row, in the part of the rank that computed it.
-  Partial const* output_at(Slot& s, Record& r, std::int64_t choice, std::int32_t row) {
+  Partial const* output_at(BufferSet& s, Record& r, std::int64_t choice, std::int32_t row) {
     std::size_t const which = r.generation & 1U;
     return s.rounds->window().template at<Partial>(r.ranks[r.entries[choice]], s.at.outputs[which]) + row * hidden_;
   }
@@ -366,7 +366,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   bool on_input_;
   LowLatencyMessages<Window, Config, Quant, Partial> messages_;
   moe::detail::WindowOffsets offsets_;
-  std::vector<Slot> slots_;
+  std::vector<BufferSet> buffer_sets_;
   moe::detail::HandleTable<Record> handles_;
   moe::detail::ReturnedOutputs<Partial> returns_;
   std::optional<Error> refused_;

@@ -16,7 +16,7 @@ namespace moe::backends::detail {
 
 /// Where a buffer set's parts lie in the window, and its rounds.
 template <class Window>
-struct LowLatencySlot {
+struct LowLatencyBufferSet {
   LowLatencyOffsets at;
   std::optional<moe::detail::WindowRounds<Window>> rounds;
 };
@@ -43,7 +43,7 @@ class LowLatencyMessages {
   using Act = typename Config::Act;
   using Routed = RoutedTokens<Act, Config::hidden>;
   using Record = moe::detail::BatchRecord<Config, Quant, Partial>;
-  using Slot = LowLatencySlot<Window>;
+  using BufferSet = LowLatencyBufferSet<Window>;
 
   LowLatencyMessages(LowLatencyMessageShape const& shape, Quant const& quant)
       : shape_(shape), quant_(quant), message_(shape.hidden, shape.per_rank ? 1 + 2 * shape.topk : 1) {}
@@ -65,13 +65,13 @@ class LowLatencyMessages {
   std::int64_t count_bytes() const { return 8 * std::int64_t{count_rows()} * shape_.ranks; }
   std::int64_t received_bytes() const { return std::int64_t{count_rows()} * shape_.ranks * shape_.max_tokens * message_.bytes(); }
   /// The word with the number of messages that rank `from` has sent for an expert (per_rank: for expert 0, to this rank).
-  std::size_t count_at(Slot const& s, int parity, std::int32_t expert, int from) const {
+  std::size_t count_at(BufferSet const& s, int parity, std::int32_t expert, int from) const {
     return s.at.counts[static_cast<std::size_t>(parity)] +
            8 * (static_cast<std::size_t>(expert) * static_cast<std::size_t>(shape_.ranks) + static_cast<std::size_t>(from));
   }
 
   /// Stores the messages of r.rows tokens, and publishes the counts, including zeros. Waits for no peer.
-  void send(Slot& s, Record& r, Routed const& in) {
+  void send(BufferSet& s, Record& r, Routed const& in) {
     std::fill_n(counts_, num_physical_ + shape_.ranks, 0);
     for (std::int64_t t = 0; t < r.rows; ++t) {
       shape_.per_rank ? send_to_ranks(s, r, in, t) : send_to_experts(s, r, in, t);
@@ -88,7 +88,7 @@ class LowLatencyMessages {
     }
   }
   /// Waits for the messages of every rank, and packs their rows by source rank, then by token.
-  void receive(Slot& s, Record& r) {
+  void receive(BufferSet& s, Record& r) {
     std::fill_n(r.counts, shape_.num_local, 0);
     r.num_records = 0;
     for (int from = 0; from < shape_.ranks; ++from) {
@@ -97,7 +97,7 @@ class LowLatencyMessages {
   }
 
  private:
-  std::size_t message_at(Slot const& s, std::int64_t block, std::int64_t i) const {
+  std::size_t message_at(BufferSet const& s, std::int64_t block, std::int64_t i) const {
     return s.at.received[static_cast<std::size_t>(s.rounds->parity())] +
            static_cast<std::size_t>((block * shape_.max_tokens + i) * message_.bytes());
   }
@@ -108,12 +108,12 @@ class LowLatencyMessages {
     message_.pack(quant_, shape_.on_input ? moe::detail::weighted_row(in, t, scaled_) : row_ptr(in.hidden, t), staging_);
     return staging_;
   }
-  void store(Slot& s, int to, std::int64_t block, std::int64_t i) {
+  void store(BufferSet& s, int to, std::int64_t block, std::int64_t i) {
     if (Window& w = s.rounds->window(); !w.masked(to)) {
       std::copy_n(staging_, message_.bytes(), w.template at<std::byte>(to, message_at(s, block, i)));
     }
   }
-  void send_to_experts(Slot& s, Record& r, Routed const& in, std::int64_t t) {
+  void send_to_experts(BufferSet& s, Record& r, Routed const& in, std::int64_t t) {
     std::byte* message = nullptr;
     for (std::int64_t j = 0; j < shape_.topk; ++j) {
       std::int32_t const id = in.topk_ids(t, j);
@@ -135,7 +135,7 @@ class LowLatencyMessages {
       store(s, owner_[id], std::int64_t{local_[id]} * shape_.ranks + shape_.rank, counts_[id]++);
     }
   }
-  void send_to_ranks(Slot& s, Record& r, Routed const& in, std::int64_t t) {
+  void send_to_ranks(BufferSet& s, Record& r, Routed const& in, std::int64_t t) {
     std::int64_t const topk = shape_.topk;
     std::byte* message = nullptr;
     std::int64_t destination = 0;
@@ -165,14 +165,14 @@ class LowLatencyMessages {
     }
   }
 
-  std::int64_t wait_count(Slot& s, std::int32_t expert, int from) {
+  std::int64_t wait_count(BufferSet& s, std::int32_t expert, int from) {
     return comm::word_count(s.rounds->window().wait_count(count_at(s, s.rounds->parity(), expert, from), s.rounds->round(),
                                                           comm::ExchangePhase::dispatch_rows, from));
   }
-  std::byte const* message(Slot& s, std::int64_t block, std::int64_t i) {
+  std::byte const* message(BufferSet& s, std::int64_t block, std::int64_t i) {
     return s.rounds->window().template own<std::byte const>(message_at(s, block, i));
   }
-  void receive_rows(Slot& s, Record& r, int from) {
+  void receive_rows(BufferSet& s, Record& r, int from) {
     for (std::int32_t e = 0; e < shape_.num_local; ++e) {
       std::int64_t const count = wait_count(s, e, from);
       for (std::int64_t i = 0; i < count; ++i) {
@@ -183,7 +183,7 @@ class LowLatencyMessages {
       }
     }
   }
-  void receive_records(Slot& s, Record& r, int from) {
+  void receive_records(BufferSet& s, Record& r, int from) {
     std::int64_t const topk = shape_.topk;
     std::int64_t const count = wait_count(s, 0, from);
     for (std::int64_t i = 0; i < count; ++i) {

@@ -28,7 +28,7 @@ struct LowLatencyParams<Window> {
   /// A rank that misses the deadline, or whose process ends, is masked instead of ending the group: the others neither wait for it nor send
   /// to it, and leave out its experts' terms. The same on all ranks.
   bool masks = false;
-  int num_slots = 1;                               ///< dispatches whose receive half may be outstanding at once; the same on all ranks
+  int num_buffer_sets = 1;                         ///< dispatches whose receive half may be outstanding at once; the same on all ranks
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
@@ -36,8 +36,8 @@ struct LowLatencyParams<Window> {
 /// Checks the options. E_CONFIG, E_ARG, E_UNSUPPORTED.
 template <class Window>
 void check_params(LowLatencyParams<Window> const& p) {
-  if (p.num_slots < 1 || p.num_slots > 16) {
-    throw Error(ErrorCode::config, text("num_slots: ", p.num_slots, " is out of range [1, 16]"));
+  if (p.num_buffer_sets < 1 || p.num_buffer_sets > 16) {
+    throw Error(ErrorCode::config, text("num_buffer_sets: ", p.num_buffer_sets, " is out of range [1, 16]"));
   }
   if (p.zero_copy && p.combine != CombineFormat::plain) {
     throw Error(ErrorCode::argument, text("zero_copy: outputs that travel as ", name(p.combine), " must be coded first"));
@@ -66,10 +66,10 @@ struct LowLatencyOffsets {
 };
 
 /// The latest operation, and the most dispatches, of any buffer set on any rank. Read it between two barriers.
-template <class Slots>
-std::array<std::uint32_t, 2> latest_of(Slots const& slots) {
-  std::array<std::uint32_t, 2> latest = slots[0].rounds->latest();
-  for (auto const& s : slots) {
+template <class BufferSets>
+std::array<std::uint32_t, 2> latest_of(BufferSets const& buffer_sets) {
+  std::array<std::uint32_t, 2> latest = buffer_sets[0].rounds->latest();
+  for (auto const& s : buffer_sets) {
     std::array<std::uint32_t, 2> const theirs = s.rounds->latest();
     for (std::size_t i = 0; i < 2; ++i) {
       latest[i] = comm::round_reached(theirs[i], latest[i]) ? theirs[i] : latest[i];

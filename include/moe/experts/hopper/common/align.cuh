@@ -85,7 +85,7 @@ __device__ inline void clear_counters(AlignArgs const& a, Control const& control
 
 /// Batched format: writes the sorted rows of each expert, in the order of its block.
 template <int Cluster>
-__device__ inline void place_batches(AlignArgs const& a, int const* row_begin, int rank) {
+__device__ inline void position_batches(AlignArgs const& a, int const* row_begin, int rank) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   for (int expert = rank * kAlignWarps + warp; expert < a.num_experts; expert += Cluster * kAlignWarps) {
@@ -99,7 +99,7 @@ __device__ inline void place_batches(AlignArgs const& a, int const* row_begin, i
 
 /// Writes this warp's slots to their row positions, in order: after those of earlier CTAs (row_begin) and of earlier warps (histogram,
 /// which advances).
-__device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const* row_begin, int* histogram) {
+__device__ inline void position_slots(AlignArgs const& a, SlotRange own, int const* row_begin, int* histogram) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   for (int base = own.begin; base < own.end; base += 32 * kAlignBatch) {
     int id[kAlignBatch];
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   }
   __syncthreads();
 
-  if (a.counts != nullptr) detail::place_batches<Cluster>(a, row_begin, rank);
-  detail::place_slots(a, own, row_begin, mine);
+  if (a.counts != nullptr) detail::position_batches<Cluster>(a, row_begin, rank);
+  detail::position_slots(a, own, row_begin, mine);
   if (a.positions != nullptr) {
     __syncthreads();
     if (thread == 0) {

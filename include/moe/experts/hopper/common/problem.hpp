@@ -66,16 +66,16 @@ inline void check_device(int device, char const* device_name, int major, int min
 
 /// H and I must be multiples of these: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. The rest
 /// of a tile is zero: the copy engine and the gathering loader fill it with zeros, and nothing past the end is stored.
-constexpr int hidden_unit(Scheme s) { return 16 / element_bytes(s); }
-constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : 16 / element_bytes(s); }
+constexpr int hidden_multiple(Scheme s) { return 16 / element_bytes(s); }
+constexpr int intermediate_multiple(Scheme s) { return s == Scheme::fp8_block ? 128 : 16 / element_bytes(s); }
 /// H and I are at most this. int8_row: the largest K whose int32 sum cannot overflow, in multiples of 16, since 128 · 128 · 2^17 = 2^31.
 constexpr int most_columns(Scheme s) { return s == Scheme::int8_row ? (1 << 17) - 16 : std::numeric_limits<int>::max(); }
 
 /// Sizes of one layer on this rank.
 struct LocalShape {
   int num_experts;   ///< local experts, E
-  int hidden;        ///< H, a multiple of hidden_unit(scheme)
-  int intermediate;  ///< I, a multiple of intermediate_unit(scheme)
+  int hidden;        ///< H, a multiple of hidden_multiple(scheme)
+  int intermediate;  ///< I, a multiple of intermediate_multiple(scheme)
   int topk;          ///< slots per token; 1 for rows that are already token-expert pairs
   friend bool operator==(LocalShape const&, LocalShape const&) = default;
 };

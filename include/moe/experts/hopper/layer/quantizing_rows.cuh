@@ -27,7 +27,7 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
   int const lane = thread_index() & 31;
   int const chunk = lane & 7;
   int const parts = unit.rows <= 4 ? 1 : unit.rows <= 8 ? 2 : 4;
-  int const round = kGatherWarps * (kParts / parts);  // steps between two successive contents of a register
+  int const stride = kGatherWarps * (kParts / parts);  // steps between two successive contents of a register
   auto const row_of = [&](int part) { return 4 * (part & (parts - 1)) + (lane >> 3); };
   auto const step_of = [&](int part) { return kGatherWarps * (parts == 1 ? part : parts == 2 ? part >> 1 : 0); };
 
@@ -60,7 +60,7 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
     }
   };
   load(own);
-  for (int first = own; first < unit.k_count; first += round) {
+  for (int first = own; first < unit.k_count; first += stride) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       int const k = first + step_of(i);
@@ -87,7 +87,7 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
         arrive(memory.full(at.stage), kGatherWarps);
       }
     }
-    load(first + round);
+    load(first + stride);
   }
   ring.advance(unit.k_count);
   own = (own + (kGatherWarps - 1) * unit.k_count) % kGatherWarps;

@@ -47,7 +47,7 @@ struct RowCodes<Scheme::fp8_row> {
   }
 };
 
-/// int8 codes of float32 values, as quantization::Int8Unit makes them: infinity clamps and NaN becomes 0, and neither changes the scale.
+/// int8 codes of float32 values, as quantization::Int8Codec makes them: infinity clamps and NaN becomes 0, and neither changes the scale.
 template <>
 struct RowCodes<Scheme::int8_row> {
   static constexpr int kValues = 4;

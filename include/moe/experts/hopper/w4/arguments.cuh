@@ -32,11 +32,11 @@ inline char const* flagged_matrix(int const* bad) {
 
 inline long long x_stride(LayerCall const& call, LocalShape const& shape) { return call.x_stride != 0 ? call.x_stride : shape.hidden; }
 
-/// E_ARG for a call that no kernel can read. Rows of x are whole vectors of `unit` elements; tiles have at most `most_rows`.
-inline void check_call(Request const& r, LocalShape const& shape, W4Tuning const& tuning, int unit, int most_rows) {
+/// E_ARG for a call that no kernel can read. Rows of x are whole vectors of `vector` elements; tiles have at most `most_rows`.
+inline void check_call(Request const& r, LocalShape const& shape, W4Tuning const& tuning, int vector, int most_rows) {
   detail::check_request(r);
-  if (long long const stride = x_stride(r.call, shape); stride < shape.hidden || stride % unit != 0) {
-    throw Error(ErrorCode::argument, text("x_stride ", stride, " is not a multiple of ", unit, " of at least ", shape.hidden));
+  if (long long const stride = x_stride(r.call, shape); stride < shape.hidden || stride % vector != 0) {
+    throw Error(ErrorCode::argument, text("x_stride ", stride, " is not a multiple of ", vector, " of at least ", shape.hidden));
   }
   if (tuning.tile_rows < 8 || tuning.tile_rows > most_rows || tuning.tile_rows % 8 != 0) {
     throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", most_rows, "]"));

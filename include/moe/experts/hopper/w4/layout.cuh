@@ -107,9 +107,9 @@ __device__ inline int choose_parts(int tiles, int steps, int workers, int max_sp
   int const splits = (thread_index() & 31) + 1;
   unsigned cost = 0xFFFFFFFFu;
   if (splits == 1 || (splits <= max_splits && splits <= steps && tiles < 2 * workers && tiles * splits <= max_units)) {
-    float const rounds = static_cast<float>((tiles * splits + workers - 1) / workers);
+    float const waves = static_cast<float>((tiles * splits + workers - 1) / workers);
     float const length = static_cast<float>((steps + splits - 1) / splits) + (splits > 1 ? kPartSteps : 0.0F);
-    cost = (static_cast<unsigned>(rounds * length * 256.0F) << 5) | static_cast<unsigned>(splits - 1);
+    cost = (static_cast<unsigned>(waves * length * 256.0F) << 5) | static_cast<unsigned>(splits - 1);
   }
   return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
 }

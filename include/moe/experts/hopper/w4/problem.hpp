@@ -123,20 +123,20 @@ struct W4Weights {
 };
 
 /// Of the intermediate width: half a brick of e2m1 can be padding, of codes with one scale per row any part.
-constexpr int intermediate_unit(W4Scheme s) { return is_e2m1(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
+constexpr int intermediate_multiple(W4Scheme s) { return is_e2m1(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
 
 namespace w4 {
 
-/// E_CONFIG unless the sizes are multiples of these units and in range. Messages begin with `policy`.
-inline void check_sizes(char const* policy, LocalShape const& s, W4Scheme scheme, int hidden_unit, int intermediate_unit) {
-  auto const multiple = [&](char const* what, int value, int unit) {
-    if (value < unit || value % unit != 0) {
-      throw Error(ErrorCode::config, text(policy, ": ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
+/// E_CONFIG unless the sizes are such multiples and in range. Messages begin with `policy`.
+inline void check_sizes(char const* policy, LocalShape const& s, W4Scheme scheme, int hidden_multiple, int intermediate_multiple) {
+  auto const expect_multiple = [&](char const* what, int value, int multiple) {
+    if (value < multiple || value % multiple != 0) {
+      throw Error(ErrorCode::config, text(policy, ": ", what, " ", value, " must be a multiple of ", multiple, " in ", name(scheme),
                                           ". Pad it, or use the experts cuda_reference"));
     }
   };
-  multiple("hidden", s.hidden, hidden_unit);
-  multiple("intermediate", s.intermediate, intermediate_unit);
+  expect_multiple("hidden", s.hidden, hidden_multiple);
+  expect_multiple("intermediate", s.intermediate, intermediate_multiple);
   if (s.num_experts < 1 || s.num_experts > 1024) {
     throw Error(ErrorCode::config, text(policy, ": ", s.num_experts, " local experts are out of range [1, 1024]"));
   }
@@ -157,7 +157,7 @@ inline void check_stored(char const* policy, W4Weights const& w) {
 /// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
 inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
   char const* const policy = policy_name(scheme);
-  w4::check_sizes(policy, s, scheme, kBrickDepth, intermediate_unit(scheme));
+  w4::check_sizes(policy, s, scheme, kBrickDepth, intermediate_multiple(scheme));
   auto const group = [&](char const* what, int size, int cols) {
     int const fixed = scale_group(scheme);
     if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {

@@ -36,13 +36,13 @@ class HandleExchange {
     exchange().combine_nothing(*given_up, kPeer, stream);
     handles_.record(*given_up).state = DispatchState::idle;
     order_.set_idle();
-    finish_refusal(given_up->slot, stream);
+    finish_refusal(given_up->buffer_set, stream);
   }
 
  protected:
   using DispatchState = moe::detail::DispatchState;
 
-  explicit HandleExchange(int num_slots = 1) : handles_(num_slots) {}
+  explicit HandleExchange(int num_buffer_sets = 1) : handles_(num_buffer_sets) {}
 
   /// Throws the failure that ended the group, if any; E_STATE unless the handle's dispatch is in `state`.
   Record& expect(Handle handle, DispatchState state, char const* what) {
@@ -51,15 +51,15 @@ class HandleExchange {
   }
   /// Enqueues a refused dispatch and combine, so that the peers' rounds end. `more`: further arguments of dispatch_nothing.
   template <class... More>
-  void refuse(int slot, std::uint32_t code, cudaStream_t stream, More... more) {
-    Handle const handle = handles_.open_counted(slot, DispatchState::idle);
+  void refuse(int buffer_set, std::uint32_t code, cudaStream_t stream, More... more) {
+    Handle const handle = handles_.open_counted(buffer_set, DispatchState::idle);
     exchange().dispatch_nothing(handle, code, stream, more...);
     handles_.refuse(handle, code);
-    finish_refusal(slot, stream);
+    finish_refusal(buffer_set, stream);
   }
   /// Enqueues the combine of a refused dispatch, if it is due. Call it after each combine.
-  void finish_refusal(int slot, cudaStream_t stream) {
-    if (auto const due = handles_.take_refusal(slot)) {
+  void finish_refusal(int buffer_set, cudaStream_t stream) {
+    if (auto const due = handles_.take_refusal(buffer_set)) {
       exchange().combine_nothing(due->handle, due->code, stream);
     }
   }

@@ -117,15 +117,15 @@ template <int kBatch = 4>
 __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, ScaleRule const& rule, int lane, unsigned char* codes,
                                     float* scales, bool scaled = false, float factor = 1.0F) {
   uint4 const* const x = reinterpret_cast<uint4 const*>(from);
-  int const units = values / 16;
+  int const sixteens = values / 16;
 #pragma unroll 1
-  for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
+  for (int u0 = 0; u0 < sixteens; u0 += 32 * kBatch) {
     uint4 v[kBatch][2];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       int const u = u0 + 32 * i + lane;
-      v[i][0] = u < units ? x[2 * u] : uint4{};
-      v[i][1] = u < units ? x[2 * u + 1] : uint4{};
+      v[i][0] = u < sixteens ? x[2 * u] : uint4{};
+      v[i][1] = u < sixteens ? x[2 * u + 1] : uint4{};
     }
     if (u0 == 0) {
       ptx::bulk_wait_read();  // after the loads above, so that they are already in flight
@@ -140,7 +140,7 @@ __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, Scale
       }
       float scale;
       uint4 const sixteen = quantize_sixteen(v[i], rule.amax_floor, rule.pow2, scale);
-      if (u < units) {
+      if (u < sixteens) {
         reinterpret_cast<uint4*>(codes)[u] = sixteen;
         if (u % 8 == 0) {
           scales[u / 8] = scale;

@@ -21,11 +21,11 @@ template <class Quant>
 moe::detail::ScaleRule scale_rule() {
   moe::detail::ScaleRule rule;
   if constexpr (Quant::kQuantizesActivations) {
-    float const three = Quant::Unit::scale(0x40400000U);  // amax 3: its scale is a power of two only if scales are rounded to them
+    float const three = Quant::Codec::scale(0x40400000U);  // amax 3: its scale is a power of two only if scales are rounded to them
     std::uint32_t bits = 0;
     std::memcpy(&bits, &three, sizeof(bits));
     rule.pow2 = (bits & 0x7fffffU) == 0;
-    rule.amax_floor = Quant::Unit::scale(0) > 1e-8F ? 1e-4F : 1e-10F;
+    rule.amax_floor = Quant::Codec::scale(0) > 1e-8F ? 1e-4F : 1e-10F;
   }
   return rule;
 }
@@ -86,7 +86,7 @@ void expect_dense(char const* what, View const& rows) {
 }
 /// E_ARG unless kernels and the copy engine can move the rows in vectors of 16 bytes.
 template <class View>
-void expect_units(char const* what, View const& rows) {
+void expect_vectors(char const* what, View const& rows) {
   moe::detail::check_alignment(what, rows.data_handle(), rows.extent(0),
                                rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle())));
 }
@@ -95,13 +95,13 @@ template <class Routed>
 void expect_device_tokens(Routed const& in) {
   expect_dense("topk_ids", in.topk_ids);
   expect_dense("topk_weights", in.topk_weights);
-  expect_units("hidden", in.hidden);
+  expect_vectors("hidden", in.hidden);
 }
 /// The same for a finalize's output.
 template <class View>
 void expect_device_output(View const& out, std::int64_t rows, std::int64_t hidden) {
   moe::detail::check_output(out, rows, hidden);
-  expect_units("output", out);
+  expect_vectors("output", out);
 }
 
 /// The arguments of a prepare in the kernels' form.

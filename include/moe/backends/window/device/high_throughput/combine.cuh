@@ -170,12 +170,12 @@ __device__ inline void sum_tokens(HighThroughputCombine const& a, unsigned char*
   for (int t = t_first; t < M; t += stride) {
     int const n = __popc(__ballot_sync(0xffffffffU, fetcher.row_of(t) >= 0));
     for (int piece = 0; piece < fetcher.pieces(); ++piece) {
-      int const units = min(a.piece_bytes, 2 * a.hidden - piece * a.piece_bytes) / 16;
+      int const vectors = min(a.piece_bytes, 2 * a.hidden - piece * a.piece_bytes) / 16;
       std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2);
       ptx::barrier_wait(&full[stage], phase);
       uint4 const* const in = fetcher.stage(stage);
       uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + column);
-      for (int u = lane; u < units; u += 32) {
+      for (int u = lane; u < vectors; u += 32) {
         float acc[8] = {};
         for (int b = 0; b < 2; ++b) {
           if (a.bias[b] != nullptr) {

@@ -160,24 +160,24 @@ __global__ void __launch_bounds__(256) low_latency_outputs(LowLatencyOutputs con
   int const le = static_cast<int>(blockIdx.x) % a.batches;
   int const step = static_cast<int>(gridDim.x) / a.batches;
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const units = a.hidden / 16;
+  int const sixteens = a.hidden / 16;
   for (int i = static_cast<int>(blockIdx.x) / a.batches; i < a.num[le]; i += step) {
     std::size_t const row = static_cast<std::size_t>(le) * a.capacity + i;
     char* const to = own<char>(a.window, a.at.outputs[a.parity]) + row * a.at.output_bytes;
-    for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < units; u0 += static_cast<int>(blockDim.x)) {
+    for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < sixteens; u0 += static_cast<int>(blockDim.x)) {
       int const u = u0 + lane;
       uint4 v[2] = {};
-      if (u < units) {
+      if (u < sixteens) {
         read_sixteen(static_cast<T const*>(a.y) + row * a.hidden, u, v);
       }
       if constexpr (kFormat == CombineFormat::plain) {
-        if (u < units) {
+        if (u < sixteens) {
           reinterpret_cast<uint4*>(to)[2 * u] = v[0];
           reinterpret_cast<uint4*>(to)[2 * u + 1] = v[1];
         }
       } else {
         std::uint32_t* const headers = own<std::uint32_t>(a.window, a.at.headers[a.parity]) + row * ((a.hidden + 127) / 128);
-        code_sixteen<kFormat>(v, to, headers, u, u < units);
+        code_sixteen<kFormat>(v, to, headers, u, u < sixteens);
       }
     }
   }
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
   begin_dependent_kernel();
   int const K = a.topk;
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const units = a.hidden / 16;
+  int const sixteens = a.hidden / 16;
   std::uint32_t const round = *own<std::uint32_t>(w, a.at.round_of[a.parity]);
   std::uint32_t const* const present = own<std::uint32_t>(w, a.at.present[a.parity]);
   for (int row = static_cast<int>(blockIdx.x); row < w.size * a.max_tokens; row += static_cast<int>(gridDim.x)) {
@@ -207,10 +207,10 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
     std::int32_t const* const record = own<std::int32_t>(w, a.at.choices[a.parity]) + static_cast<std::size_t>(row) * 2 * K;
     float const* const weight = reinterpret_cast<float const*>(record + K);
     char* const to = own<char>(w, a.at.outputs[a.parity]) + static_cast<std::size_t>(row) * a.at.output_bytes;
-    for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < units; u0 += static_cast<int>(blockDim.x)) {
+    for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < sixteens; u0 += static_cast<int>(blockDim.x)) {
       int const u = u0 + lane;
       float acc[2][8] = {};
-      for (int j = 0; j < K && u < units; ++j) {
+      for (int j = 0; j < K && u < sixteens; ++j) {
         if (int const s = record[j]; s >= 0) {
           T const* const y = static_cast<T const*>(a.y) + static_cast<std::size_t>(s) * a.hidden;
           float const by = a.weight_on_input ? 1.0F : weight[j];
@@ -227,14 +227,14 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
       }
       uint4 const v[2] = {round_eight(acc[0]), round_eight(acc[1])};
       if constexpr (kFormat == CombineFormat::plain) {
-        if (u < units) {
+        if (u < sixteens) {
           reinterpret_cast<uint4*>(to)[2 * u] = v[0];
           reinterpret_cast<uint4*>(to)[2 * u + 1] = v[1];
         }
       } else {
         std::uint32_t* const headers =
             own<std::uint32_t>(w, a.at.headers[a.parity]) + static_cast<std::size_t>(row) * ((a.hidden + 127) / 128);
-        code_sixteen<kFormat>(v, to, headers, u, u < units);
+        code_sixteen<kFormat>(v, to, headers, u, u < sixteens);
       }
     }
   }

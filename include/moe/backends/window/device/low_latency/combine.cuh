@@ -115,7 +115,7 @@ __device__ inline void combine_with(Args const& a, Body&& body) {
   }
   LowLatencyPieces pieces = a.pieces;
   if (a.in.tokens_device != nullptr) {
-    pieces = LowLatencyPieces(min(*a.in.tokens_device, a.in.tokens), a.hidden, blocks, kCombineUnit);
+    pieces = LowLatencyPieces(min(*a.in.tokens_device, a.in.tokens), a.hidden, blocks, kCombineStep);
   }
   unsigned const items = static_cast<unsigned>(pieces.tokens) * static_cast<unsigned>(pieces.per_token);
   int const first = static_cast<int>(items * static_cast<unsigned>(block) / static_cast<unsigned>(blocks));

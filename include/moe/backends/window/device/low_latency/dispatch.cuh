@@ -136,7 +136,7 @@ __device__ inline void dispatch_rows(Args const& a) {
   call.round = own<std::uint32_t>(w, a.send ? a.at.sent : a.at.received)[block] + 1;
   call.pieces = a.pieces;
   if (a.in.tokens_device != nullptr) {
-    call.pieces = LowLatencyPieces(min(*a.in.tokens_device, a.in.tokens), a.hidden, blocks, kDispatchUnit);
+    call.pieces = LowLatencyPieces(min(*a.in.tokens_device, a.in.tokens), a.hidden, blocks, kDispatchStep);
   }
   call.masked = a.masks ? masked_ranks(w) : 0;
   __syncthreads();

@@ -156,15 +156,15 @@ __device__ inline void fill_row(Args const& a, int t, int from, int values, bool
   int const mover = static_cast<int>(threadIdx.x) - kPlanners;
   uint4 const* const x = reinterpret_cast<uint4 const*>(a.in.x + t * a.in.x_stride + from);
   if constexpr (kFp8) {
-    int const units = values / 16;
+    int const sixteens = values / 16;
     float* const scales = reinterpret_cast<float*>(row + values);
 #pragma unroll 1
-    for (int u0 = mover - lane; u0 < units; u0 += kMovers) {
+    for (int u0 = mover - lane; u0 < sixteens; u0 += kMovers) {
       int const u = u0 + lane;
       uint4 v[2] = {early[0], early[1]};
       if (!is_first || u0 >= kMovers) {
-        v[0] = u < units ? x[2 * u] : uint4{};
-        v[1] = u < units ? x[2 * u + 1] : uint4{};
+        v[0] = u < sixteens ? x[2 * u] : uint4{};
+        v[1] = u < sixteens ? x[2 * u + 1] : uint4{};
       }
       if (a.weight_on_input) {
         v[0] = weigh_eight(v[0], a.in.weights[t]);
@@ -172,7 +172,7 @@ __device__ inline void fill_row(Args const& a, int t, int from, int values, bool
       }
       float scale;
       uint4 const codes = quantize_sixteen(v, a.scales.amax_floor, a.scales.pow2, scale);
-      if (u < units) {
+      if (u < sixteens) {
         reinterpret_cast<uint4*>(row)[u] = codes;
         if (u % 8 == 0) {
           scales[u / 8] = scale;

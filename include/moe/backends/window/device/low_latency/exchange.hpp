@@ -33,7 +33,7 @@ struct LowLatencyParams<Window> {
   bool masks = false;
   bool statistics = false;           ///< collects waited_ns() and expert_totals()
   bool fenced = true;                ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
-  int num_slots = 1;                 ///< dispatches whose receive half may be outstanding at once; the same on all ranks
+  int num_buffer_sets = 1;           ///< dispatches whose receive half may be outstanding at once; the same on all ranks
   typename Window::Params window{};  ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
@@ -79,7 +79,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// placement.
   LowLatencyExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                      Quant const&, Params const& params, Arena<Space>& arena)
-      : Base(checked(params).num_slots),
+      : Base(checked(params).num_buffer_sets),
         params_(params),
         shape_(make_shape(comm, shape, max_tokens, placement, params)),
         num_local_(placement.num_local(comm.rank())),
@@ -98,10 +98,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
       totals_ = arena.template take_filled<std::int64_t>(shape_.local_experts(), 0);
       options.expert_totals = totals_;
     }
-    slots_.reserve(static_cast<std::size_t>(params.num_slots));
-    for (int s = 0; s < params.num_slots; ++s) {
-      slots_.emplace_back(view, shape_, options, fixed_kernels());
-      options.begin = slots_.back().layout().bytes;
+    buffer_sets_.reserve(static_cast<std::size_t>(params.num_buffer_sets));
+    for (int s = 0; s < params.num_buffer_sets; ++s) {
+      buffer_sets_.emplace_back(view, shape_, options, fixed_kernels());
+      options.begin = buffer_sets_.back().layout().bytes;
       handles_.set_counter(s, &window_.use().dispatches[static_cast<std::size_t>(s)]);
       for (Record& r : handles_.records(s)) {
         take_memory(r, arena);
@@ -144,7 +144,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// The send half of a dispatch: waits for no rows (without masks: waits for the counts of lower ranks), so that other work can run before
   /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the buffer set's last send was not received; E_ARG
   /// for the buffer set.
-  Handle send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
+  Handle send(Routed const& in, cudaStream_t stream, int buffer_set = 0) { return begin(in, stream, buffer_set, false); }
   /// The receive half. The batches are valid until two further dispatches of the buffer set have begun. E_STATE for a handle that was
   /// received or is stale.
   Tokens receive(Handle handle, cudaStream_t stream) {
@@ -182,7 +182,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     }
     on.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream);
     r.state = DispatchState::idle;
-    finish_refusal(handle.slot, stream);
+    finish_refusal(handle.buffer_set, stream);
   }
 
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
@@ -208,8 +208,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// Collective over all ranks, also the masked ones, between rounds: clears all masks. Enqueues.
   void clear_mask(cudaStream_t stream) {
     expect_masks();
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      slots_[i].rejoin(stream);
+    for (std::size_t i = 0; i < buffer_sets_.size(); ++i) {
+      buffer_sets_[i].rejoin(stream);
       window_.use().dispatches[i] = 0;
     }
     handles_.reset();
@@ -235,8 +235,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   using typename Base::DispatchState;
 
   static Params checked(Params const& p) {
-    if (p.num_slots < 1 || p.num_slots > comm::WindowUse::kMaxSlots) {
-      throw Error(ErrorCode::config, text("num_slots: ", p.num_slots, " is out of range [1, ", comm::WindowUse::kMaxSlots, "]"));
+    if (p.num_buffer_sets < 1 || p.num_buffer_sets > comm::WindowUse::kMaxBufferSets) {
+      throw Error(ErrorCode::config,
+                  text("num_buffer_sets: ", p.num_buffer_sets, " is out of range [1, ", comm::WindowUse::kMaxBufferSets, "]"));
     }
     if (p.zero_copy == true && p.combine != CombineFormat::plain) {
       throw Error(ErrorCode::argument, text("zero_copy: outputs that travel as ", name(p.combine), " must be coded first"));
@@ -265,12 +266,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   }
   static comm::WindowArguments arguments(moe::detail::LowLatencyShape const& s, Params const& params) {
     std::size_t end = comm::kWindowControlBytes;
-    for (int i = 0; i < params.num_slots; ++i) {
+    for (int i = 0; i < params.num_buffer_sets; ++i) {
       end = moe::detail::LowLatencyCalls::window_bytes(s, end);
     }
     return {kRankMajor ? "low_latency_rank_major" : "low_latency",
             {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.per_rank, s.blocks, s.masks, static_cast<int>(s.combine),
-             params.num_slots},
+             params.num_buffer_sets},
             static_cast<std::int64_t>(end - comm::kWindowControlBytes)};
   }
   bool writes_window() const {
@@ -293,7 +294,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
       }
     }
   }
-  moe::detail::LowLatencyCalls const& calls(Handle handle) const { return slots_[static_cast<std::size_t>(handle.slot)]; }
+  moe::detail::LowLatencyCalls const& calls(Handle handle) const { return buffer_sets_[static_cast<std::size_t>(handle.buffer_set)]; }
   void expect_masks() const {
     if (!params_.masks) {
       throw Error(ErrorCode::state, "mask: the exchange was built without masks");
@@ -301,20 +302,20 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   }
 
   // Both halves in one kernel, or only the first.
-  Handle begin(Routed const& in, cudaStream_t stream, int slot, bool receive) {
-    handles_.expect_slot(slot);
+  Handle begin(Routed const& in, cudaStream_t stream, int buffer_set, bool receive) {
+    handles_.expect_buffer_set(buffer_set);
     comm::throw_if_over(*window_->view().failure);
-    if (handles_.sent(slot)) {
+    if (handles_.sent(buffer_set)) {
       throw Error(ErrorCode::state, "prepare: the last send of this buffer set has not been received");
     }
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
       expect_device_tokens(in);
     } catch (Error const& e) {
-      refuse(slot, comm::refusal_code(e.code()), stream);
+      refuse(buffer_set, comm::refusal_code(e.code()), stream);
       throw;
     }
-    Handle const handle = handles_.open_counted(slot, receive ? DispatchState::received : DispatchState::sent);
+    Handle const handle = handles_.open_counted(buffer_set, receive ? DispatchState::received : DispatchState::sent);
     Record& r = handles_.record(handle);
     r.tokens = exchange_tokens(in);
     calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, receive);
@@ -363,7 +364,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   std::int64_t num_local_;
   comm::WindowHandle<Window> window_;
   ExpertPlaces place_;
-  std::vector<moe::detail::LowLatencyCalls> slots_;
+  std::vector<moe::detail::LowLatencyCalls> buffer_sets_;
   std::int64_t* totals_ = nullptr;    // [L]
   std::int32_t* all_rows_ = nullptr;  // rank major: the number of rows
 };

@@ -34,7 +34,7 @@ namespace moe::detail {
     launch_exchange(&low_latency_collect, "low_latency_collect", 1, kMaskThreads, 0, options_.programmatic, stream, c);
     return;
   }
-  LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kDispatchUnit);
+  LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kDispatchStep);
   LowLatencyDispatch const a{
       params_, in, pieces, options_.scales, parity, send, receive && !shape_.masks, refused, expert_num_tokens, options_.expert_totals};
   auto* const kernel = shape_.fp8 ? (shape_.per_rank ? &low_latency_dispatch<true, true> : &low_latency_dispatch<true, false>)
@@ -55,7 +55,7 @@ namespace moe::detail {
     LowLatencyMeet const m{params_, refused};
     launch_exchange(&low_latency_meet, "low_latency_meet", 1, comm::kMaxWindowRanks, 0, options_.programmatic, stream, m);
   }
-  LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kCombineUnit);
+  LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kCombineStep);
   LowLatencyCombine const a{params_, in, pieces, parity, options_.fenced, refused, out, out_stride};
   if (fixed_ != nullptr) {
     fixed_->combine(a, options_.programmatic, stream);

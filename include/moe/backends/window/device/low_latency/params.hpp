@@ -13,7 +13,7 @@ inline constexpr int kLowLatencyThreads = 512;
 inline constexpr int kPlanners = 64;  ///< threads that compute row positions and write the small words; the others move rows
 inline constexpr int kMovers = kLowLatencyThreads - kPlanners;
 
-/// Splits a batch of tokens into pieces of whole multiples of `unit` values, so that few tokens still occupy all blocks.
+/// Splits a batch of tokens into pieces of whole multiples of `step` values, so that few tokens still occupy all blocks.
 struct LowLatencyPieces {
   int tokens = 0;
   int per_token = 1;
@@ -21,17 +21,17 @@ struct LowLatencyPieces {
   LowLatencyPieces() = default;
   MOE_HD int token(int item) const { return per_token == 1 ? item : item / per_token; }
   MOE_HD int first_value(int item) const { return per_token == 1 ? 0 : item % per_token * values; }
-  MOE_HD LowLatencyPieces(int tokens, int hidden, int blocks, int unit) : tokens(tokens) {
-    int const units = (hidden + unit - 1) / unit;
+  MOE_HD LowLatencyPieces(int tokens, int hidden, int blocks, int step) : tokens(tokens) {
+    int const steps = (hidden + step - 1) / step;
     int wanted = tokens > 0 ? blocks / tokens : 1;
-    wanted = wanted < 1 ? 1 : wanted > units ? units : wanted;
-    int const each = (units + wanted - 1) / wanted;
-    values = each * unit;
-    per_token = (units + each - 1) / each;
+    wanted = wanted < 1 ? 1 : wanted > steps ? steps : wanted;
+    int const each = (steps + wanted - 1) / wanted;
+    values = each * step;
+    per_token = (steps + each - 1) / each;
   }
 };
-inline constexpr int kDispatchUnit = 512;  ///< in values: the scales of a piece are whole 16-byte vectors
-inline constexpr int kCombineUnit = 256;
+inline constexpr int kDispatchStep = 512;  ///< in values: the scales of a piece are whole 16-byte vectors
+inline constexpr int kCombineStep = 256;
 
 /// Parameters that are the same in every call. The constructor of LowLatencyCalls makes them from a shape that it has checked.
 struct LowLatencyKernelParams {

@@ -27,7 +27,7 @@ __device__ inline ExpertChoice expert_choice(PplxMove const& a, int t, int lane)
 }
 
 /// Copies `n` 16-byte vectors of this rank's memory by one warp.
-__device__ inline void copy_units(uint4* to, uint4 const* from, int n, int lane) {
+__device__ inline void copy_vectors(uint4* to, uint4 const* from, int n, int lane) {
   constexpr int kBatch = 7;
 #pragma unroll 1
   for (int u0 = 0; u0 < n; u0 += 32 * kBatch) {
@@ -155,8 +155,8 @@ __device__ inline void pack_rows(PplxMove const& a, PplxBlock& block, std::uint3
     std::size_t const to = static_cast<std::size_t>(le) * a.at.capacity + block.begin_of[quad];
 #pragma unroll 1
     for (int i = part; i < n; i += kQuadThreads / 32) {
-      copy_units(reinterpret_cast<uint4*>(own<char>(w, a.at.batch[a.parity]) + (to + i) * row_bytes),
-                 reinterpret_cast<uint4 const*>(own<char>(w, a.at.rows[a.parity]) + (from + i) * row_bytes), row_bytes / 16, lane);
+      copy_vectors(reinterpret_cast<uint4*>(own<char>(w, a.at.batch[a.parity]) + (to + i) * row_bytes),
+                   reinterpret_cast<uint4 const*>(own<char>(w, a.at.rows[a.parity]) + (from + i) * row_bytes), row_bytes / 16, lane);
       if constexpr (kFp8) {
         std::uint32_t* const scales = own<std::uint32_t>(w, a.at.batch_scales[a.parity]) + (to + i) * (a.hidden / 128);
 #pragma unroll 1

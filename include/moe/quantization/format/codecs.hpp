@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/units.hpp: the arithmetic inside one scale group (the elements that share a scale): amax → scale, value ↔ code.
+// quantization/format/codecs.hpp: the arithmetic inside one scale group (the elements that share a scale): amax → scale, value ↔ code.
 //
-// A type of this file, a codec, is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, scale groups
-// and lanes. It has
+// A type of this file, a codec, is only the arithmetic of a scheme; rows.hpp, block_weights.hpp and quantize_row.cuh loop over rows, scale
+// groups and lanes. It has
 //   Code, Scale       storage types;  kCodeDType, kScaleDType  the same as values;  kPack  codes a Code holds
 //   magnitude(x)      what enters the scale group's amax: an unsigned integer whose order is that of |x|
 //   scale(amax)       the stored scale
@@ -23,7 +23,7 @@ namespace moe::quantization {
 
 /// e4m3 elements, s = amax / 448. A scale group with NaN or infinity: scale NaN, every code NaN.
 template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
-struct Fp8Unit {
+struct Fp8Codec {
   using Code = std::uint8_t;
   using Scale = std::conditional_t<Format == ScaleFormat::ue8m0, std::uint8_t, float>;
   static constexpr DType kCodeDType = DType::e4m3;
@@ -55,7 +55,7 @@ struct Fp8Unit {
 };
 
 /// int8 elements, s = amax / 127 over the finite elements: infinity clamps, NaN becomes 0.
-struct Int8Unit {
+struct Int8Codec {
   using Code = std::int8_t;
   using Scale = float;
   static constexpr DType kCodeDType = DType::i8;
@@ -76,7 +76,7 @@ struct Int8Unit {
 
 /// Symmetric integers of `Bits` = 4 or 8 (WNa16 checks it) stored with an offset (zero point 8 or 128), as weight-only kernels read them.
 template <int Bits>
-struct OffsetIntUnit {
+struct OffsetIntCodec {
   using Code = std::uint8_t;
   using Scale = float;
   static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
@@ -86,7 +86,7 @@ struct OffsetIntUnit {
   static constexpr int kZero = Bits == 4 ? 8 : 128;
   static constexpr float kLimit = Bits == 4 ? kInt4Max : kInt8Max;
 
-  MOE_HD static std::uint32_t magnitude(float x) { return Int8Unit::magnitude(x); }
+  MOE_HD static std::uint32_t magnitude(float x) { return Int8Codec::magnitude(x); }
   MOE_HD static float scale(std::uint32_t amax) { return scale_from_amax<ScaleFloor::amax_1e10>(amax, kLimit); }
   MOE_HD static float factor(float s) { return s; }
   MOE_HD static std::uint8_t round_code(float v) { return static_cast<std::uint8_t>(encode_integer(v, -kLimit, kLimit) + kZero); }
@@ -96,7 +96,7 @@ struct OffsetIntUnit {
 
 /// e4m3 elements under a shared power of two (e8m0).
 template <MxRule Rule>
-struct Mxfp8Unit {
+struct Mxfp8Codec {
   using Code = std::uint8_t;
   using Scale = std::uint8_t;
   static constexpr DType kCodeDType = DType::e4m3;
@@ -107,14 +107,14 @@ struct Mxfp8Unit {
   MOE_HD static std::uint32_t magnitude(float x) { return abs_bits(x); }
   MOE_HD static std::uint8_t scale(std::uint32_t amax) { return mx_exponent<Rule, 3, 8>(amax); }
   MOE_HD static float factor(std::uint8_t b) { return decode_e8m0(b); }
-  MOE_HD static std::uint8_t round_code(float v) { return Fp8Unit<>::round_code(v); }
+  MOE_HD static std::uint8_t round_code(float v) { return Fp8Codec<>::round_code(v); }
   MOE_HD static std::uint8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
-  MOE_HD static float decode(std::uint32_t code, float d) { return Fp8Unit<>::decode(code, d); }
+  MOE_HD static float decode(std::uint32_t code, float d) { return Fp8Codec<>::decode(code, d); }
 };
 
 /// e2m1 elements under a shared power of two (e8m0). e2m1 has no NaN: a block with NaN or infinity has exponent byte 255 and codes 0.
 template <MxRule Rule>
-struct Mxfp4Unit {
+struct Mxfp4Codec {
   using Code = std::uint8_t;
   using Scale = std::uint8_t;
   static constexpr DType kCodeDType = DType::e2m1;
@@ -132,7 +132,7 @@ struct Mxfp4Unit {
 
 /// e2m1 elements under an e4m3 block scale under one float32 for the tensor. `global_scale` multiplies when dequantising, as checkpoints
 /// store it (weight_scale_2, input_scale): amax of the tensor / (448 · 6). Its reciprocal is what some kernels call the global scale.
-struct Nvfp4Unit {
+struct Nvfp4Codec {
   using Code = std::uint8_t;
   using Scale = std::uint8_t;
   static constexpr DType kCodeDType = DType::e2m1;
@@ -153,7 +153,7 @@ struct Nvfp4Unit {
     return encode_e4m3(div_rn(div_rn(bits_float(amax), kE2m1Max), global_scale));
   }
   MOE_HD float factor(std::uint8_t s) const { return decode_e4m3(s) * global_scale; }
-  MOE_HD static std::uint8_t round_code(float v) { return Mxfp4Unit<MxRule::ocp>::round_code(v); }
+  MOE_HD static std::uint8_t round_code(float v) { return Mxfp4Codec<MxRule::ocp>::round_code(v); }
   MOE_HD static std::uint8_t encode(float x, float d) {
     if (d == 0.0F) return 0;  // the block is too small for any e4m3 scale under this global scale
     return round_code(div_rn(x, d));
@@ -183,7 +183,7 @@ struct ScaleZero {
 
 /// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints contain the codes.
 template <int Bits>
-struct ZeroPointUnit {
+struct ZeroPointCodec {
   using Code = std::uint8_t;
   using Scale = ScaleZero;
   static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
@@ -196,9 +196,9 @@ struct ZeroPointUnit {
 namespace detail {
 
 /// Stores code i of a row; the even code of a packed pair is stored first, which also clears the odd one.
-template <class Unit>
-MOE_HD inline void store_code(typename Unit::Code* row, std::int64_t i, typename Unit::Code code) {
-  if constexpr (Unit::kPack == 1) {
+template <class Codec>
+MOE_HD inline void store_code(typename Codec::Code* row, std::int64_t i, typename Codec::Code code) {
+  if constexpr (Codec::kPack == 1) {
     row[i] = code;
   } else if ((i & 1) == 0) {
     row[i >> 1] = code & 15U;
@@ -206,9 +206,9 @@ MOE_HD inline void store_code(typename Unit::Code* row, std::int64_t i, typename
     row[i >> 1] = pack_nibbles(row[i >> 1], code);
   }
 }
-template <class Unit>
-MOE_HD inline auto load_code(typename Unit::Code const* row, std::int64_t i) {
-  if constexpr (Unit::kPack == 1) {
+template <class Codec>
+MOE_HD inline auto load_code(typename Codec::Code const* row, std::int64_t i) {
+  if constexpr (Codec::kPack == 1) {
     return row[i];
   } else {
     return nibble(row, i);
