@@ -61,7 +61,7 @@ TEST_F(WindowOptions, T18_ZeroCopy) {
     h.check(random_batch<float>(rank(), round, random_rows(rank(), round, 9), 40, 3, experts()), moe::text("round ", round));
   }
   auto& x = h.exchange();
-  for (int round = 0; round < 10; ++round) {  // two batches under way, on one slot and on two
+  for (int round = 0; round < 10; ++round) {  // two batches under way, in one buffer set and in two
     auto const b0 = random_batch<float>(rank(), 2 * round, random_rows(rank(), round, 9), 40, 3, experts());
     auto const b1 = random_batch<float>(rank(), 2 * round + 1, random_rows(rank(), round + 50, 9), 40, 3, experts());
     auto const d0 = x.send(b0.tokens());
@@ -256,14 +256,14 @@ TEST_F(WindowOptions, T1_RankMajorLayout) {
   }
 }
 
-// The exchange works on the slots of a placement with redundant experts: a logical expert's copies have different ids.
+// The exchange works on the expert slots of a placement with redundant experts: a logical expert's copies have different ids.
 template <class Case>
 void redundant_placement(Comm& comm) {
   int const slots = 4 * comm.size();
   std::vector<std::int32_t> logical(static_cast<std::size_t>(slots));
   for (std::size_t p = 0; p < logical.size(); ++p)
     logical[p] = static_cast<std::int32_t>(p * 5 % static_cast<std::size_t>(3 * comm.size()));
-  for (int e = 0; e < 3 * comm.size(); ++e) logical[static_cast<std::size_t>(e)] = e;  // each has at least one slot
+  for (int e = 0; e < 3 * comm.size(); ++e) logical[static_cast<std::size_t>(e)] = e;  // each has at least one expert slot
   WindowHarness<Case> h(comm, {.hidden = 16,
                                .num_experts = slots,
                                .k = 3,

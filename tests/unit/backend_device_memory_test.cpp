@@ -76,7 +76,7 @@ TEST(DeviceMemory, LowLatency) {
     shape.masks = true;
     return Window{low_latency_window(s, 1, true), LowLatencyLayout(shape).bytes};
   });
-  expect_formula("two slots", [](DeviceExchangeSize const& s) {
+  expect_formula("two buffer sets", [](DeviceExchangeSize const& s) {
     LowLatencyLayout const first(low_shape(s));
     return Window{low_latency_window(s, 2), LowLatencyLayout(low_shape(s), first.bytes).bytes};
   });

@@ -105,7 +105,7 @@ TEST(ExchangeShapes, T12_TagsTellShapesApart) {
   EXPECT_NE(a.tag(), b.tag());
 }
 
-// Sizes beyond 2^31, and contiguous parts: a slot begins where the previous one ends.
+// Sizes beyond 2^31, and contiguous parts: a buffer set begins where the previous one ends.
 TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
   LowLatencyShape s = low();
   s.max_tokens = 1024;

@@ -25,8 +25,8 @@ struct WindowArguments {
 struct WindowUse {
   static constexpr int kMaxBufferSets = 16;
   int exchanges = 0;  ///< constructed so far; gives each its number, the same on all ranks
-  std::array<std::uint32_t, kMaxBufferSets>
-      dispatches{};                        ///< number per buffer set, of device exchanges; host exchanges count in the window
+  /// Number per buffer set, of device exchanges; host exchanges count in the window.
+  std::array<std::uint32_t, kMaxBufferSets> dispatches{};
   std::array<std::uint32_t, 2> layouts{};  ///< high_throughput: which dispatch filled the layout of each parity
   bool dispatched = false;                 ///< one_sided, two_sided, pplx: a dispatch of some exchange has not been combined yet
 };

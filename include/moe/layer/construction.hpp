@@ -217,10 +217,10 @@ void Layer<C>::check_local_experts(Weights const& weights, ExpertPlacement const
 template <class C>
 void Layer<C>::check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const {
   if (!maps()) {
-    for (int slot = 0; slot < placement.num_physical(); ++slot) {
-      if (placement.logical(slot) != slot) {
+    for (int id = 0; id < placement.num_physical(); ++id) {
+      if (placement.logical(id) != id) {
         throw Error(ErrorCode::state,
-                    text("EPLB enabled but logical_to_physical is not set: slot ", slot, " holds expert ", placement.logical(slot)));
+                    text("EPLB enabled but logical_to_physical is not set: physical expert ", id, " is expert ", placement.logical(id)));
       }
     }
     int const expected = placement.ep_size() == 1 ? shape_.num_experts() : router_.num_experts();

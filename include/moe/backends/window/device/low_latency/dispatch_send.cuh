@@ -296,7 +296,7 @@ __device__ inline void store_row(unsigned char const* row, int from, int values,
 }
 
 /// The second warp, after the block has synchronised: stores the scales of the piece, which lie behind its values. `wide`: whole 16-byte
-/// units.
+/// vectors.
 __device__ inline void store_scales(unsigned char const* row, int from, int values, char* const* targets, int topk, bool wide) {
 #pragma unroll 1
   for (int s = static_cast<int>(threadIdx.x) % 32; s < (wide ? values / 512 : (values + 127) / 128); s += 32) {
