@@ -176,7 +176,12 @@ TEST(HopperW4A8, CodesAreExactInE4m3) {
   constexpr double kValues[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
   std::mt19937 gen(2);
   for (int shift = w4a8::kLeastShift; shift <= w4a8::kMostShift; ++shift) {
-    std::uint64_t const table = w4a8::magnitude_table(shift);
+    w4a8::Magnitudes const m = w4a8::magnitudes(static_cast<std::uint32_t>(shift - w4a8::kLeastShift));
+    std::uint64_t const table = std::uint64_t{m.high} << 32 | m.low;
+    if (shift >= w4a8::kLeastShift + static_cast<int>(w4a8::kLeastNormal)) {
+      w4a8::Magnitudes const normal = w4a8::normal_magnitudes(static_cast<std::uint32_t>(shift - w4a8::kLeastShift));
+      EXPECT_EQ(std::uint64_t{normal.high} << 32 | normal.low, table) << shift;
+    }
     for (int round = 0; round < 64; ++round) {
       std::uint32_t code[8];
       for (std::uint32_t& c : code) c = gen() & 15u;
@@ -194,6 +199,7 @@ TEST(HopperW4A8, CodesAreExactInE4m3) {
 TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
   std::mt19937 gen(3);
   int folds = 0;
+  int subnormals = 0;
   for (int round = 0; round < 4000; ++round) {
     std::uint32_t exponent[4];
     bool used[4];
@@ -212,6 +218,7 @@ TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
     }
     w4a8::FoldedScales const folded = w4a8::fold_scales(exponent, used);
     ASSERT_EQ(folded.wide, most - least >= w4a8::kShifts) << most << ", " << least;
+    int least_shift = w4a8::kMostShift;
     for (int g = 0; g < 4; ++g) {
       if (!used[g]) continue;
       if (folded.wide) {
@@ -219,13 +226,20 @@ TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
         continue;
       }
       ++folds;
-      int const shift = static_cast<int>(folded.word >> (4 * g) & 15u) + w4a8::kLeastShift;
+      int const shift = static_cast<int>(w4a8::scale_index(folded.word, g)) + w4a8::kLeastShift;
+      least_shift = std::min(least_shift, shift);
       EXPECT_LE(shift, w4a8::kMostShift);
       EXPECT_EQ(shift + static_cast<int>(folded.word >> 16), static_cast<int>(exponent[g]));
+    }
+    if (!folded.wide) {
+      bool const subnormal = least_shift < w4a8::kLeastShift + static_cast<int>(w4a8::kLeastNormal);
+      EXPECT_EQ(w4a8::has_subnormals(folded.word), subnormal) << least_shift;
+      subnormals += subnormal ? 1 : 0;
     }
     EXPECT_EQ(w4a8::wide_scales(exponent, used) >> 8 & 255u, used[1] ? exponent[1] : 0u);
   }
   EXPECT_GT(folds, 1000);
+  EXPECT_GT(subnormals, 100);
 }
 
 TEST(HopperW4A8, SizesAndRefusals) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/a8/codes.hpp: e2m1 codes as e4m3 numbers: the layout of the codes in words, the look-up tables, and the folding of
-// group scales into the codes. Plain C++, for host and device.
+// experts/hopper/w4/a8/codes.hpp: e2m1 codes as e4m3 numbers: the layout of the codes in words, their values, and the folding of group
+// scales into the codes. Plain C++, for host and device.
 //
 // e2m1 times 2^s is exact in e4m3 for s = -8 … 6: 0.5 · 2^-8 is e4m3's smallest subnormal number, 6 · 2^6 = 384 is below its largest, 448.
 // So the powers of two of the four groups of 32 in a row's 128 of K are folded into the codes when they lie within 15 binades; one factor
@@ -16,20 +16,24 @@ namespace moe::hopper::w4a8 {
 inline constexpr int kLeastShift = -8;
 inline constexpr int kMostShift = 6;
 inline constexpr int kShifts = kMostShift - kLeastShift + 1;
-inline constexpr int kMostExponent = 252;  ///< a larger ue8m0 byte times 6 is not a finite float32
+inline constexpr std::uint32_t kLeastNormal = 3;  ///< index of the least shift that makes no subnormal number
+inline constexpr int kMostExponent = 252;         ///< a larger ue8m0 byte times 6 is not a finite float32
 
-/// Magnitudes 0 to 7 of e2m1, times 2^shift, as e4m3 codes, the first in the low byte.
-MOE_HD constexpr std::uint64_t magnitude_table(int shift) {
-  std::uint64_t table = 0;
-  for (int code = 1; code < 8; ++code) {
-    int const exponent = (code >> 1) == 0 ? -1 + shift : (code >> 1) - 1 + shift;  // of the leading bit
-    int const half = code == 1 ? 0 : code & 1;                                     // the bit below it
-    int const field = exponent + 7;
-    int const eighths = 8 + 4 * half;  // the significand in eighths
-    int const e4m3 = field >= 1 ? (field << 3) | (eighths & 7) : eighths >> (1 - field);
-    table |= static_cast<std::uint64_t>(e4m3) << (8 * code);
-  }
-  return table;
+/// Magnitudes 0 to 7 of e2m1, times 2^shift, as e4m3 codes, each word's first in its low byte.
+struct Magnitudes {
+  std::uint32_t low;
+  std::uint32_t high;
+};
+/// `index`: shift - kLeastShift, at least kLeastNormal. Such codes are normal numbers, in which a binade is 8.
+MOE_HD constexpr Magnitudes normal_magnitudes(std::uint32_t index) {
+  return {index * 0x08080800u + 0xFBF7F000u, index * 0x08080808u + 0x0C080400u};
+}
+/// Any index. Magnitudes 1 to 3 (of index 0, 4 and 5, too) are subnormal numbers below kLeastNormal.
+MOE_HD constexpr Magnitudes magnitudes(std::uint32_t index) {
+  Magnitudes m = normal_magnitudes(index);
+  if (index < kLeastNormal) m.low = 0x03020100u << index;
+  if (index == 0) m.high = 0x0C080604u;
+  return m;
 }
 
 /// Eight codes of a row, of which the first four are one fragment register and the others another, in one word: bits 0 to 2 of nibble i are
@@ -76,6 +80,20 @@ MOE_HD constexpr FoldedScales fold_scales(std::uint32_t const (&exponent)[4], bo
     word |= static_cast<std::uint32_t>(shift - kLeastShift) << (4 * g);
   }
   return {word | (static_cast<std::uint32_t>(common) << 16), false};
+}
+
+/// The index of group `g` in a folded word.
+MOE_HD constexpr std::uint32_t scale_index(std::uint32_t word, int g) { return (word >> (4 * g)) & 15u; }
+
+/// What a brick's scales need: nothing, magnitudes() because an index is below kLeastNormal, or a sum for each group of 32.
+inline constexpr std::uint32_t kNormalBrick = 0;
+inline constexpr std::uint32_t kWideBrick = 1;
+inline constexpr std::uint32_t kSubnormalBrick = 2;
+/// Whether a folded word has an index below kLeastNormal.
+MOE_HD constexpr bool has_subnormals(std::uint32_t word) {
+  bool any = false;
+  for (int g = 0; g < 4; ++g) any = any || scale_index(word, g) < kLeastNormal;
+  return any;
 }
 
 }  // namespace moe::hopper::w4a8

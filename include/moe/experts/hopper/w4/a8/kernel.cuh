@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     ptx::fence_proxy_async(ptx::space_shared);
   }
-  if (threadIdx.x < 16) memory.table()[threadIdx.x] = magnitude_table(min(static_cast<int>(threadIdx.x), kShifts - 1) + kLeastShift);
   if (threadIdx.x < MaxRows) memory.amax()[threadIdx.x] = 0;
   launch_dependents();
   wait_for_dependencies();

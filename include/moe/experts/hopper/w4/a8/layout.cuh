@@ -40,8 +40,7 @@ struct Layout {
   static constexpr int kBarriers = kUnits + kUnitEntries * static_cast<int>(sizeof(Unit));
   static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitEntries) * 8;
   static constexpr int kControl = kFlag + 16;
-  static constexpr int kTable = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;  ///< magnitude_table of each shift
-  static constexpr int kRowScales = kTable + 128;
+  static constexpr int kRowScales = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;
   static constexpr int kAmax = kRowScales + Stages * Depth * MaxRows * 16;
   static constexpr int kBytes = kAmax + MaxRows * 4 + 1024;
   static_assert(Groups * kPassRows >= MaxRows, "the staging buffers together hold 128 codes of every row");
@@ -50,7 +49,6 @@ struct Layout {
 
 template <class L>
 struct Memory : w4::Memory<L> {
-  __device__ std::uint64_t* table() const { return reinterpret_cast<std::uint64_t*>(this->base + L::kTable); }
   /// Scales of the rows of step d of a stage: four floats a row.
   __device__ float* row_scales(int stage, int d) const {
     return reinterpret_cast<float*>(this->base + L::kRowScales) + (stage * L::kDepth + d) * (L::kRowBytes / 128) * 4;

@@ -50,6 +50,7 @@ static __global__ void pack_bricks(W4PackArgs const a) {
   std::uint32_t exponent[4] = {0, 0, 0, 0};
   bool used[4] = {false, false, false, false};
   FoldedScales folded{0, false};
+  bool subnormal = false;
   if (thread < kBrickRows) {
     int const row = moe::hopper::detail::source_row(a, tile, thread);
     for (int g = 0; g < 4; ++g) {
@@ -60,11 +61,13 @@ static __global__ void pack_bricks(W4PackArgs const a) {
       for (int k = first; k < first + 32 && !used[g]; ++k) used[g] = (code(row, k) & 7u) != 0;
     }
     folded = fold_scales(exponent, used);
+    subnormal = !folded.wide && has_subnormals(folded.word);
   }
   bool const wide = __syncthreads_or(folded.wide ? 1 : 0) != 0;
+  std::uint32_t const kind = __syncthreads_or(subnormal ? 1 : 0) == 0 ? kNormalBrick : kSubnormalBrick;
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + kCodeBytes);
   if (thread < kBrickRows) words[thread] = wide ? wide_scales(exponent, used) : folded.word;
-  if (thread < 4) words[kBrickRows + thread] = thread == 0 && wide ? 1 : 0;
+  if (thread < 4) words[kBrickRows + thread] = thread != 0 ? 0 : wide ? kWideBrick : kind;
   if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = 1.0F;
 }
 

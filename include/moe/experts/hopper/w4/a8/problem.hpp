@@ -2,8 +2,8 @@
 // experts/hopper/w4/a8/problem.hpp: the stored form of mxfp4 weights for products in e4m3, sizes and refusals. Plain host C++.
 //
 // A brick is 64 weight rows by 128 of K: 4096 bytes of codes (thread t reads 16 bytes at 16 t: steps 0 and 1 of 32, rows r and r + 8, and
-// 16 bytes at 2048 + 16 t: steps 2 and 3), then a word of scales per row (FoldedScales), then 16 bytes of which the first word is 1 if the
-// rows have four exponents each. Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
+// 16 bytes at 2048 + 16 t: steps 2 and 3), then a word of scales per row (FoldedScales), then 16 bytes of which the first word is the kind
+// of the brick (kNormalBrick …). Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
 #pragma once
 
 #include <cstdint>
