@@ -71,7 +71,7 @@ MOE_HD constexpr FoldedScales fold_scales(std::uint32_t const (&exponent)[4], bo
     most = e > most ? e : most;
     least = e < least ? e : least;
   }
-  if (most < 0) return {static_cast<std::uint32_t>(127 << 16), false};
+  if (most < 0) return {127u << 16 | static_cast<std::uint32_t>(-kLeastShift) * 0x1111u, false};
   if (most - least >= kShifts) return {wide_scales(exponent, used), true};
   std::uint32_t word = 0;
   int const common = most > kMostShift ? most - kMostShift : 0;

@@ -15,8 +15,8 @@
 
 namespace moe::hopper::w4a8 {
 
-/// 2^(byte - 127).
-__device__ inline float power_of_two(std::uint32_t byte) { return __uint_as_float(byte == 0 ? 0x00400000u : byte << 23); }
+/// 2^(byte - 127); that of 0 is subnormal.
+__device__ inline float power_of_two(std::uint32_t byte) { return __uint_as_float(max(byte << 23, 0x00400000u)); }
 
 /// The scales of a thread's rows r and r + 8 of the brick at that address in shared memory.
 struct ScaleWords {
