@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_w4a16_bench.cu: checks and times whole layers with 4- or 8-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
-//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
+//   hopper_w4a16_bench <int4|int4_zero|mxfp4|mxfp4_fp8|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
 //
+// mxfp4_fp8: mxfp4 weights and rows of e4m3 with a scale per 128, which are quantised before the times (W4A8Layer).
 // A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
-// The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
-// once, plus input and output) over the stream rate; both rates are those of docs/log/hopper.md.
+// The floor is the larger of the useful operations over the sustained rate of bf16, or of fp8 with rows of e4m3, and the least bytes
+// (packed weights of the experts hit, once, plus input and output) over the stream rate; these rates are those of docs/log/hopper.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -19,8 +20,11 @@
 #include "bench/layer_problem.cuh"
 #include "bench/w4_launchers.hpp"
 #include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
+#include "moe/quantization/rows/quantize_rows.cuh"
 
 namespace {
 
@@ -32,6 +36,15 @@ std::map<std::string, LocalShape> const kShapes{{"gpt-oss-20b", {32, 2880, 2880,
                                                 {"gpt-oss-120b", {128, 2880, 2880, 4}},
                                                 {"kimi-k2", {384, 7168, 2048, 8}},
                                                 {"qwen3-30b-a3b", {128, 2048, 768, 8}}};
+
+using Fp8Rows = moe::quantization::Mxfp4Fp8<>;
+
+/// What is timed: weights in `scheme`, and rows of bf16 or of e4m3.
+struct Mode {
+  W4Scheme scheme;
+  bool fp8_rows;
+  char const* label() const { return fp8_rows ? Fp8Rows::kName : name(scheme); }
+};
 
 int failures = 0;
 
@@ -54,9 +67,11 @@ struct Layer {
   TypedMemory<char> packed;
   TypedMemory<std::uint8_t> c13, c2, s13, s2;
   TypedMemory<float> b13, b2;
-  std::unique_ptr<W4A16Layer> layer;
+  std::unique_ptr<W4A16Layer> layer;     // of rows of bf16
+  std::unique_ptr<W4A8Layer> fp8_layer;  // of rows of e4m3
 
-  Layer(LocalShape const& s, W4Scheme scheme, std::uint64_t seed) {
+  Layer(LocalShape const& s, Mode const& mode, std::uint64_t seed) {
+    W4Scheme const scheme = mode.scheme;
     auto const codes = [&](long long rows, long long cols) {
       TypedMemory<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols * code_bits(scheme) / 8));
       fill_bytes<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()), ++seed, 0, 256);
@@ -106,20 +121,37 @@ struct Layer {
     w.w2_scales = s2.data();
     w.b13 = b13.data();
     w.b2 = b2.data();
-    packed = TypedMemory<char>(static_cast<std::size_t>(W4A16Layer::packed_bytes(s, scheme)));
-    layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), moe_bench::launcher_of(scheme));
+    W4Activation const activation{1.702F, 1.0F, 7.0F};
+    auto const bytes = mode.fp8_rows ? W4A8Layer::packed_bytes(s) : W4A16Layer::packed_bytes(s, scheme);
+    packed = TypedMemory<char>(static_cast<std::size_t>(bytes));
+    if (mode.fp8_rows) {
+      fp8_layer = std::make_unique<W4A8Layer>(s, w, activation, packed.data());
+    } else {
+      layer = std::make_unique<W4A16Layer>(s, scheme, w, activation, packed.data(), moe_bench::launcher_of(scheme));
+    }
     check_cuda(cudaDeviceSynchronize(), "packing");
+  }
+
+  std::int64_t workspace_bytes(int tokens) const { return layer ? layer->workspace_bytes(tokens) : fp8_layer->workspace_bytes(tokens); }
+  void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, cudaStream_t stream) const {
+    if (layer) {
+      layer->forward(call, tuning, workspace, stream);
+    } else {
+      fp8_layer->forward(call, tuning, workspace, stream);
+    }
   }
 };
 
-/// One batch of random rows.
+/// One batch of random rows; of mxfp4_fp8 also their codes and scales.
 struct Batch {
   TypedMemory<__nv_bfloat16> x;
+  TypedMemory<std::uint8_t> codes;
+  TypedMemory<float> scales;
   TypedMemory<float> weights;
   TypedMemory<std::int32_t> ids;
   int hit = 0;
 
-  Batch(LocalShape const& s, int tokens, int set)
+  Batch(LocalShape const& s, int tokens, int set, bool fp8_rows)
       : x(std::size_t(tokens) * s.hidden), weights(std::size_t(tokens) * s.topk), ids(weights.size()) {
     fill_normal<<<1024, 256>>>(x.data(), static_cast<long long>(x.size()), 900 + static_cast<unsigned>(set), 1.0F);
     fill_positive<<<256, 256>>>(weights.data(), static_cast<long long>(weights.size()), 800 + static_cast<unsigned>(set), 0.05F, 1.0F);
@@ -131,6 +163,12 @@ struct Batch {
     std::vector<char> seen(static_cast<std::size_t>(s.num_experts), 0);
     for (std::int32_t id : host) seen[static_cast<std::size_t>(id)] = 1;
     for (char c : seen) hit += c;
+    if (!fp8_rows) return;
+    codes = TypedMemory<std::uint8_t>(x.size());
+    scales = TypedMemory<float>(std::size_t(tokens) * static_cast<std::size_t>(Fp8Rows::scale_cols(s.hidden)));
+    moe::quantization::quantize_rows_on_device<Fp8Rows, moe::bf16>(
+        Fp8Rows{}, moe::make_rows(reinterpret_cast<moe::bf16 const*>(x.data()), tokens, s.hidden),
+        moe::make_rows(codes.data(), tokens, s.hidden), moe::make_rows(scales.data(), tokens, Fp8Rows::scale_cols(s.hidden)), nullptr);
   }
 };
 
@@ -153,12 +191,21 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   };
   std::vector<std::int32_t> const all_ids = batch.ids.download();
   std::vector<std::int32_t> ids, chosen;  // ids: places in chosen
-  TypedMemory<moe::bf16> x(static_cast<std::size_t>(samples) * hidden);
+  constexpr bool kFp8Rows = std::is_same_v<Quant, Fp8Rows>;
+  using Element = typename Quant::template Payload<moe::bf16>;
+  TypedMemory<Element> x(static_cast<std::size_t>(samples) * hidden);
+  std::size_t const row_scales = batch.scales.size() / static_cast<std::size_t>(tokens);
+  TypedMemory<float> scales(static_cast<std::size_t>(samples) * row_scales);
   TypedMemory<float> weights(static_cast<std::size_t>(samples) * k), want(x.size());
   std::vector<__nv_bfloat16> got(x.size());
   for (std::size_t i = 0; i < static_cast<std::size_t>(samples); ++i) {
     auto const token = samples == 1 ? 0 : i * static_cast<std::size_t>(tokens - 1) / static_cast<std::size_t>(samples - 1);
-    copy(x.data() + i * hidden, batch.x.data() + token * hidden, hidden * 2);
+    if constexpr (kFp8Rows) {
+      copy(x.data() + i * hidden, batch.codes.data() + token * hidden, hidden);
+      copy(scales.data() + i * row_scales, batch.scales.data() + token * row_scales, row_scales * 4);
+    } else {
+      copy(x.data() + i * hidden, batch.x.data() + token * hidden, hidden * 2);
+    }
     copy(weights.data() + i * k, batch.weights.data() + token * k, k * 4);
     copy(got.data() + i * hidden, out.data() + token * hidden, hidden * 2);
     for (std::size_t j = 0; j < k; ++j) {
@@ -195,7 +242,10 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
                          {matrix(c13, s13, b13, 2 * s.intermediate, s.hidden), matrix(c2, s2, b2, s.hidden, s.intermediate)}, samples,
                          Quant{}, activation, {}, arena);
   moe::StandardTokensOf<Config, Quant> rows{};
-  rows.rows = moe::make_rows(static_cast<moe::bf16 const*>(x.data()), samples, s.hidden);
+  rows.rows = moe::make_rows(static_cast<Element const*>(x.data()), samples, s.hidden);
+  if constexpr (kFp8Rows) {
+    rows.scales = moe::make_rows(static_cast<float const*>(scales.data()), samples, static_cast<std::int64_t>(row_scales));
+  }
   rows.topk_ids = moe::make_rows(static_cast<std::int32_t const*>(device_ids.data()), samples, s.topk);
   rows.topk_weights = moe::make_rows(static_cast<float const*>(weights.data()), samples, s.topk);
   reference.apply(rows, moe::make_rows(want.data(), samples, s.hidden), nullptr);
@@ -210,10 +260,11 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   return std::sqrt(error / norm);
 }
 
-double error_of_scheme(W4Scheme scheme, Layer const& layer, LocalShape const& s, Batch const& batch, int tokens,
-                       TypedMemory<__nv_bfloat16> const& out) {
+double error_of_mode(Mode const& mode, Layer const& layer, LocalShape const& s, Batch const& batch, int tokens,
+                     TypedMemory<__nv_bfloat16> const& out) {
   using namespace moe::quantization;
-  switch (scheme) {
+  if (mode.fp8_rows) return error_of<Fp8Rows>(layer, s, batch, tokens, out);
+  switch (mode.scheme) {
     case W4Scheme::int4: return error_of<Int4Group128>(layer, s, batch, tokens, out);
     case W4Scheme::int4_zero: return error_of<Int4Group128Zero>(layer, s, batch, tokens, out);
     case W4Scheme::mxfp4: return error_of<Mxfp4W4A16<>>(layer, s, batch, tokens, out);
@@ -226,36 +277,42 @@ double error_of_scheme(W4Scheme scheme, Layer const& layer, LocalShape const& s,
 }
 
 /// Microseconds of one layer: all batches in one graph, repeated until it lasts at least 1.5 ms; median of 25 replays after warming up.
-void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, Layer const& layer, int tokens, int tile_rows) {
+void time_one(std::string const& label, LocalShape const& s, Mode const& mode, Layer const& layer, int tokens, int tile_rows) {
   int const sets = tokens <= 64 ? 8 : tokens <= 256 ? 4 : 2;
   std::vector<Batch> batches;
   double hit = 0;
   for (int set = 0; set < sets; ++set) {
-    batches.emplace_back(s, tokens, set);
+    batches.emplace_back(s, tokens, set, mode.fp8_rows);
     hit += batches.back().hit;
   }
   hit /= sets;
-  TypedMemory<char> workspace(static_cast<std::size_t>(layer.layer->workspace_bytes(tokens)));
+  TypedMemory<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
   TypedMemory<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
-  W4Tuning tuning = choose_w4_tuning(s, scheme, tokens);
+  W4Tuning tuning = mode.fp8_rows ? w4a8::choose_tuning(s, tokens) : choose_w4_tuning(s, mode.scheme, tokens);
   if (tile_rows > 0) tuning.tile_rows = tile_rows;
   auto const forward = [&](Batch const& b, cudaStream_t stream) {
     LayerCall call{};
     call.x = b.x.data();
+    if (mode.fp8_rows) {
+      call.x = b.codes.data();
+      call.x_scales = b.scales.data();
+      call.x_scale_stride = Fp8Rows::scale_cols(s.hidden);
+    }
     call.topk_ids = b.ids.data();
     call.topk_weights = b.weights.data();
     call.out = out.data();
     call.max_tokens = tokens;
-    layer.layer->forward(call, tuning, workspace.data(), stream);
+    layer.forward(call, tuning, workspace.data(), stream);
   };
   out.fill_bytes(0xFF);
   forward(batches[0], nullptr);
   check_cuda(cudaDeviceSynchronize(), label.c_str());
-  double const error = error_of_scheme(scheme, layer, s, batches[0], tokens, out);
-  if (!(error < tolerance(Scheme::bf16, tokens))) {
+  double const error = error_of_mode(mode, layer, s, batches[0], tokens, out);
+  double const most = tolerance(mode.fp8_rows ? Scheme::fp8_block : Scheme::bf16, tokens);
+  if (!(error < most)) {
     ++failures;
     std::printf("%-20s %-9s M%-6d WRONG: differs from cuda_reference by %.3e, at most %.0e, tile %d: not timed\n", label.c_str(),
-                name(scheme), tokens, error, tolerance(Scheme::bf16, tokens), tuning.tile_rows);
+                mode.label(), tokens, error, most, tuning.tile_rows);
     return;
   }
   auto const round = [&](cudaStream_t stream) {
@@ -268,12 +325,16 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
   std::sort(times.begin(), times.end());
   double const us = times[times.size() / 2];
   double const flops = 6.0 * tokens * s.topk * s.hidden * s.intermediate;
-  double const bytes =
-      hit * static_cast<double>(packed_bytes(scheme, 2LL * s.intermediate, s.hidden) + packed_bytes(scheme, s.hidden, s.intermediate)) +
-      4.0 * tokens * s.hidden;
-  double const floor_us = 1e6 * std::max(flops / moe_bench::kBf16Ceiling, bytes / moe_bench::kStreamCeiling);
+  auto const matrix_bytes = [&](std::int64_t rows, int cols) {
+    return static_cast<double>(mode.fp8_rows ? w4a8::packed_bytes(rows, w4a8::padded(cols)) : packed_bytes(mode.scheme, rows, cols));
+  };
+  std::int64_t const features = mode.fp8_rows ? w4a8::padded(s.intermediate) : s.intermediate;
+  double const bytes = hit * (matrix_bytes(2 * features, s.hidden) + matrix_bytes(s.hidden, s.intermediate)) +
+                       (mode.fp8_rows ? 3.0 : 4.0) * tokens * s.hidden;
+  double const floor_us =
+      1e6 * std::max(flops / (mode.fp8_rows ? moe_bench::kFp8Ceiling : moe_bench::kBf16Ceiling), bytes / moe_bench::kStreamCeiling);
   std::printf("%-20s %-9s M%-6d %8.1f us (min %.1f max %.1f) %6.1f TFLOP/s %5.0f GB/s floor %7.1f ratio %.2f tile %d\n", label.c_str(),
-              name(scheme), tokens, us, times.front(), times.back(), flops / us * 1e-6, bytes / us * 1e-3, floor_us, us / floor_us,
+              mode.label(), tokens, us, times.front(), times.back(), flops / us * 1e-6, bytes / us * 1e-3, floor_us, us / floor_us,
               tuning.tile_rows);
   std::fflush(stdout);
 }
@@ -282,13 +343,19 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
 
 int main(int argc, char** argv) try {
   std::string const wanted = argc > 1 ? argv[1] : "";
-  std::optional<W4Scheme> const scheme = moe_bench::find_w4_scheme(wanted);
-  if (!scheme) moe_bench::refuse_name("scheme", wanted, moe_bench::w4_scheme_names());
+  bool const fp8_rows = wanted == Fp8Rows::kName;
+  std::optional<W4Scheme> const found = moe_bench::find_w4_scheme(fp8_rows ? name(W4Scheme::mxfp4) : wanted);
+  if (!found) {
+    moe_bench::Names known = moe_bench::w4_scheme_names();
+    known.emplace_back(Fp8Rows::kName);
+    moe_bench::refuse_name("scheme", wanted, known);
+  }
+  Mode const mode{*found, fp8_rows};
   auto const shapes = moe_bench::find_shapes(kShapes, argc > 2 ? argv[2] : "");
   std::vector<int> const token_counts = moe_bench::counts("tokens", argc > 3 ? argv[3] : "");
   for (auto const& [label, shape] : shapes) {
-    Layer const layer(shape, *scheme, 1);
-    for (int const tokens : token_counts) time_one(label, shape, *scheme, layer, tokens, argc > 4 ? std::atoi(argv[4]) : 0);
+    Layer const layer(shape, mode, 1);
+    for (int const tokens : token_counts) time_one(label, shape, mode, layer, tokens, argc > 4 ? std::atoi(argv[4]) : 0);
   }
   return failures == 0 ? 0 : 1;
 } catch (moe_bench::BadArgument const& error) {
