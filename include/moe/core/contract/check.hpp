@@ -88,13 +88,9 @@ constexpr bool weight_on_input_fits(bool on_input, ActivationFormat format, int 
   return !on_input || format == ActivationFormat::standard || topk == dynamic || topk == 1;
 }
 /// Elements of a row in the 16 bytes that are moved at a time.
-template <class Act>
-constexpr int row_unit() {
-  return kAlignment / static_cast<int>(sizeof(Act));
-}
-template <class Act>
-constexpr bool rows_aligned(SpaceKind space, int hidden) {
-  return space == SpaceKind::host || fits(hidden, row_unit<Act>());
+constexpr int row_multiple(std::size_t element_bytes) { return kAlignment / static_cast<int>(element_bytes); }
+constexpr bool rows_aligned(SpaceKind space, int hidden, std::size_t element_bytes) {
+  return space == SpaceKind::host || fits(hidden, row_multiple(element_bytes));
 }
 
 template <class Config, int Hidden, int Intermediate>
@@ -201,8 +197,8 @@ struct Verdicts {
       typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,
       Verdict<rules::WeightOnInputNeedsTopKOne, weight_on_input_fits(Router::kWeightOnInput, Backend::kFormat, Config::topk), Router,
               Value<Config::topk>, Value<1>>,
-      Verdict<rules::RowsAligned, rows_aligned<Act>(Experts::Space::kKind, Config::hidden), Value<Config::hidden>,
-              MultipleOf<row_unit<Act>()>, Act>,
+      Verdict<rules::RowsAligned, rows_aligned(Experts::Space::kKind, Config::hidden, sizeof(Act)), Value<Config::hidden>,
+              MultipleOf<row_multiple(sizeof(Act))>, Act>,
       typename Scheme::QuantizationShape, typename Scheme::ExpertsShape,
       Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || facts::experts_are_batch_invariant<Experts>(), Experts>,
       Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || facts::backend_is_batch_invariant<Backend>(), Backend>,
