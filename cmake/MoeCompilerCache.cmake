@@ -9,3 +9,16 @@ if(MOE_CCACHE)
     endif()
   endforeach()
 endif()
+
+# moe_cache_precompiled(targets...): what ccache asks of targets with precompiled headers, see "Precompiled headers" in its manual.
+function(moe_cache_precompiled)
+  foreach(target IN LISTS ARGN)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+    endif()
+    if(MOE_CCACHE AND CMAKE_CXX_COMPILER_LAUNCHER STREQUAL MOE_CCACHE)
+      set_target_properties(${target} PROPERTIES
+        CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${MOE_CCACHE}")
+    endif()
+  endforeach()
+endfunction()
