@@ -20,9 +20,6 @@ from transformers.integrations import finegrained_fp8, moe as integration  # noq
 
 transformers.logging.set_verbosity_error()
 
-#: Families that run on transformers' own implementation, and a word of the reason. All others run on the library.
-FALLS_BACK = {"muse_spark": "has_post_expert_norm"}
-
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request):
@@ -65,15 +62,9 @@ def test_family(name, device):
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         got = families.logits(model)
-    reasons = {adapter.why_not(module) for module, _ in calls}
-    if name in FALLS_BACK:
-        assert len(reasons) == 1 and FALLS_BACK[name] in reasons.pop()
-    else:
-        assert reasons == {None}, reasons
+    assert {adapter.why_not(module) for module, _ in calls} == {None}
     assert distance(got, expected) < 2e-5
 
-    if name in FALLS_BACK:
-        return
     with torch.no_grad():
         for module, (hidden, ids, weights) in calls:
             half = copy.deepcopy(module).to(torch.bfloat16)
@@ -253,13 +244,41 @@ def test_the_limit_of_an_activation_is_read_from_its_numbers():
     assert (found.kind, found.limit) == ("swiglu_step", 3.25)
 
 
-@pytest.mark.parametrize("change", ["float64", "norm", "meta"])
+class Normalised(Strange):
+    def __init__(self):
+        super().__init__(torch.nn.functional.silu)
+        self.has_post_expert_norm, self.post_expert_norm = True, torch.nn.RMSNorm(16)
+        self.post_expert_norm.weight.data.uniform_(0.5, 2)
+
+
+def test_outputs_that_are_normalised_before_the_sum(device):
+    """Also ids of other ranks' experts, no rows, and another number of experts per token. A call that trains the norm falls back."""
+    module = Normalised().to(device)
+    hidden, ids, weights = torch.randn(7, 16), torch.stack([torch.randperm(4)[:3] for _ in range(7)]), torch.rand(7, 3)
+    hidden, ids, weights = (tensor.to(device) for tensor in (hidden, ids, weights))
+    weights[2, 1] = 0
+    with torch.no_grad():
+        expected = integration.grouped_mm_experts_forward(module, hidden, ids, weights)
+        ids[2, 1] = -1
+        assert distance(adapter.experts_forward(module, hidden, ids, weights), expected) < 1e-5
+        assert adapter.why_not(module) is None
+        assert adapter.experts_forward(module, hidden[:0], ids[:0], weights[:0]).shape == (0, 16)
+        got = adapter.experts_forward(module, hidden[:2], ids[:2, :2].contiguous(), weights[:2, :2].contiguous())
+        assert distance(got, integration.grouped_mm_experts_forward(module, hidden[:2], ids[:2, :2], weights[:2, :2])) < 1e-5
+        assert list(module._moe_layer.runners) == [1]
+    for name in ("gate_up_proj", "up_proj", "down_proj"):
+        getattr(module, name).requires_grad_(False)
+    adapter._layer._warned.clear()
+    with pytest.warns(adapter.FallbackWarning, match="gradients"):
+        adapter.experts_forward(module, hidden, ids.clamp(min=0), weights).sum().backward()
+    assert module.post_expert_norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("change", ["float64", "meta"])
 def test_modules_that_the_library_cannot_take(change):
     module = Strange(torch.nn.functional.silu)
     if change == "float64":
         module.double()
-    elif change == "norm":
-        module.has_post_expert_norm, module.post_expert_norm = True, torch.nn.Identity()
     else:
         module.to("meta")
     adapter._layer._warned.clear()

@@ -40,6 +40,8 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
         layer.release(module)
     if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
         ids = torch.where(ids >= module.num_experts, -1, ids)
+    if layer.normalises:
+        return layer.forward_normalised(hidden, ids, weights, module.post_expert_norm)  # type: ignore[arg-type]
     return layer.forward(hidden, ids, weights)
 
 

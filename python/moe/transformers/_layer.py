@@ -49,6 +49,7 @@ class Weights:
     packs: bool  # the runner, or this adapter, copies the weights into another layout
     frees: tuple[str, ...] = ()
     biases: Callable[[Any], dict[str, torch.Tensor]] | None = None
+    normalises: bool = False  # each expert's output goes through post_expert_norm before it is weighted
 
 
 class Unsupported(Exception):
@@ -84,6 +85,7 @@ class Layer:
         self.frees: tuple[str, ...] = ()  # what release() will free
         self.freed: tuple[str, ...] = ()  # what it has freed
         self.shared = False  # with a copy of the module
+        self.normalises = weights is not None and weights.normalises
         self.observe(module)
 
     def observe(self, module: torch.nn.Module) -> None:
@@ -122,6 +124,18 @@ class Layer:
             total = output if total is None else total.float() + output
         assert total is not None
         return total.to(given.dtype)
+
+    def forward_normalised(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
+        """As forward(), with the outputs of the experts normalised one by one: each choice is a row of its own, with weight 1, and the
+        weighted sum is torch's."""
+        rows, topk = ids.shape
+        alone = torch.ones(rows * topk, 1, device=hidden.device)
+        outputs = self.forward(hidden.repeat_interleave(topk, 0), ids.reshape(-1, 1), alone)
+        return (norm(outputs).view(rows, topk, hidden.shape[-1]).float() * weights.float()[..., None]).sum(1).to(hidden.dtype)
+
+    def width(self, topk: int) -> int:
+        """Experts per token in a runner's calls for calls of the module with so many."""
+        return 1 if self.normalises else topk
 
     def runner(self, rows: int, topk: int) -> Runner:
         runners = self.runners.get(topk)
@@ -183,7 +197,8 @@ class Layer:
         return _state(module, self.source) != self.state
 
     def needs_gradients(self, module: torch.nn.Module) -> bool:
-        return any([getattr(module, name).requires_grad for name in self.source])
+        norm = list(module.post_expert_norm.parameters()) if self.normalises else []  # type: ignore[operator, union-attr]
+        return any([tensor.requires_grad for tensor in (*[getattr(module, name) for name in self.source], *norm)])
 
 
 def _nothing() -> None:
@@ -215,9 +230,9 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
             if _fully_sharded() and _copies(module, weights):
                 raise Unsupported(GATHERED)
             layer = Layer(module, weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
-        elif layer.reason is not None or topk in layer.runners or layer.packed_topk is not None:
+        elif layer.reason is not None or layer.width(topk) in layer.runners or layer.packed_topk is not None:
             return layer
-        if layer.runner(1, topk).weights_packed and _fully_sharded():
+        if layer.runner(1, layer.width(topk)).weights_packed and _fully_sharded():
             raise Unsupported(GATHERED)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(module, None, str(error))
@@ -312,8 +327,6 @@ def halves(rows: torch.Tensor, dim: int) -> torch.Tensor:
 
 def read_experts(module: torch.nn.Module) -> Weights:
     """The weights of a module that `use_experts_implementation` decorates."""
-    if getattr(module, "has_post_expert_norm", False):
-        raise Unsupported("it normalises each expert's output before the weighted sum (has_post_expert_norm)")
     has_gate = getattr(module, "has_gate", True)
     source = ("gate_up_proj" if has_gate else "up_proj", "down_proj")
     first, second = getattr(module, source[0]), module.down_proj
@@ -344,7 +357,7 @@ def read_experts(module: torch.nn.Module) -> Weights:
     for name in ("w13", "w2"):
         arrays[name] = arrays[name].contiguous()
     settings = {"dtype": dtype, "torch_dtype": first.dtype, **activation_settings(found)}
-    return Weights(arrays, settings, source, packs)
+    return Weights(arrays, settings, source, packs, normalises=getattr(module, "has_post_expert_norm", False))
 
 
 def read_fp8_experts(module: torch.nn.Module) -> Weights:
