@@ -16,6 +16,7 @@ import moe  # noqa: E402
 import families  # noqa: E402
 import mxfp4  # noqa: E402
 import moe.transformers as adapter  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 from transformers.integrations import finegrained_fp8, moe as integration  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -406,6 +407,50 @@ def test_torch_compile_of_a_model_that_has_not_run(device):
     torch._dynamo.reset()
     model.forward = torch.compile(model.forward, backend="eager")
     assert distance(families.logits(model), expected) < 2e-5
+    assert {adapter.why_not(module) for module in families.experts(model)} == {None}
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss in mxfp4"])
+def test_generate_with_a_static_cache(name, tmp_path, device):
+    """transformers compiles the steps of decode then: the experts are one operator in them. On a GPU they are CUDA graphs. The tokens and
+    logits are those of the default cache, whose steps are not compiled; after a token that differs by rounding the rest does."""
+    if device == "cuda":
+        pytest.importorskip("triton", reason="triton, which torch.compile needs on a GPU, is not installed")
+    if name == "qwen3_moe":
+        model = families.build(name).to(device)
+        model.set_experts_implementation("moe")
+    else:
+        mxfp4.checkpoint(tmp_path / "checkpoint")
+        model = mxfp4.load(tmp_path / "checkpoint", device)
+    operators: list[set] = []
+
+    def backend(graph, _, **settings):
+        operators.append({node.target for node in graph.graph.nodes if node.op == "call_function"})
+        return graph
+
+    prompt = torch.tensor([[5, 6, 7, 8], [9, 3, 3, 1]], device=device)
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "output_logits": True,
+                "return_dict_in_generate": True}  # fmt: skip
+    expected = model.generate(prompt, **settings)
+    torch._dynamo.reset()
+    compiled = None if device == "cuda" else transformers.CompileConfig(backend=backend)
+    if compiled is not None:
+        compiled._compile_all_devices = True
+    skipped = counters["inductor"]["cudagraph_skips"]
+    got = model.generate(prompt, cache_implementation="static", compile_config=compiled, **settings)
+
+    bound = 1e-4 if next(model.parameters()).dtype == torch.float32 else 3e-2
+    same = 0
+    for step, (ours, theirs) in enumerate(zip(got.logits, expected.logits)):
+        assert distance(ours, theirs) < bound, step
+        same += 1
+        if not torch.equal(got.sequences[:, : 5 + step], expected.sequences[:, : 5 + step]):
+            break
+    assert same >= 3 and len(got.logits) == 8
+    if device == "cpu":
+        assert same == 8 and any(torch.ops.moe.transformers_experts in found for found in operators)
+    else:
+        assert counters["inductor"]["cudagraph_skips"] == skipped
     assert {adapter.why_not(module) for module in families.experts(model)} == {None}
 
 

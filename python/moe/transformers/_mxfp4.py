@@ -176,6 +176,10 @@ def install(implementation: str) -> None:
 
     quantizer.validate_environment = validate_environment
 
+    original_compileable = quantizer.is_compileable
+    # Whether generate() compiles a step of decode over a static cache: the codes of these experts are behind one operator.
+    quantizer.is_compileable = property(lambda self: getattr(self, "_moe_experts", False) or original_compileable.__get__(self))
+
     original_process = quantizer._process_model_before_weight_loading
 
     @functools.wraps(original_process)
@@ -188,6 +192,7 @@ def install(implementation: str) -> None:
         self.modules_to_not_convert = self.get_modules_to_not_convert(
             model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
         )
+        self._moe_experts = True
         for name, module in list(model.named_modules()):
             if isinstance(module, modeling_gpt_oss.GptOssExperts) and should_convert_module(name, self.modules_to_not_convert):
                 with torch.device("meta"):
