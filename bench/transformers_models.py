@@ -28,6 +28,7 @@ import traceback
 import torch
 import transformers
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.masking_utils import create_masks_for_generate
 
 import moe.transformers
 from moe.transformers import _mxfp4
@@ -46,6 +47,8 @@ LAYERS = {"qwen3": 48, "gpt_oss": 36, "gpt_oss_mxfp4": 36}  # of the released mo
 SHARED = ("qwen3",)  # models whose weights every implementation uses where they lie
 TINY = dict(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             vocab_size=256)
+# Of decode in a graph. gpt_oss: the layers of a full sliding window copy a number from the host in each step, which a capture refuses.
+GRAPH_PROMPT = {"qwen3": 256, "gpt_oss": 32, "gpt_oss_mxfp4": 32}
 WARM = 4  # steps before a measurement: first calls load kernels, choose algorithms and, under "moe", make the runners
 
 
@@ -205,8 +208,19 @@ def other_roundings(model):
             handle.remove()
 
 
+def masks_of(model, token, cache):
+    """The masks of a step where the model's attention is eager: making them copies a number from the host, which a capture refuses. All
+    replays have those of the captured step: the same work, of fewer tokens than the cache has. None: the model makes them itself."""
+    if model.config._attn_implementation != "eager":
+        return None
+    return create_masks_for_generate(config=model.config, inputs_embeds=model.get_input_embeddings()(token), attention_mask=None,
+                                     past_key_values=cache)
+
+
 class Step:
     """A step of decode, which adds the same token: eager, or as a CUDA graph over a StaticCache."""
+
+    masks = None
 
     def __init__(self, model, implementation, ids, token, arguments, graph):
         self.model, self.token = model, token
@@ -221,6 +235,7 @@ class Step:
         alone.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(alone):
             self.first = clock(arguments.device, self.run, WARM)
+            self.masks = masks_of(model, token, self.cache)
         torch.cuda.current_stream().wait_stream(alone)
         captured = torch.cuda.CUDAGraph()
         before = state_of(self.cache)
@@ -244,7 +259,7 @@ class Step:
             raise RuntimeError(f"the graph's logits are {found:.3g} from those of an eager step, of at most {allowed:.3g}")
 
     def eager(self):
-        return self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits
+        return self.model(input_ids=self.token, attention_mask=self.masks, past_key_values=self.cache, use_cache=True).logits
 
 
 class outcome_of_capture:
@@ -287,7 +302,8 @@ def refused(arguments, point, name, error):
 def decode(arguments, models, graph):
     for batch in arguments.batches:
         point = f"decode {batch}{' graph' if graph else ''}"
-        ids, token = tokens(arguments, batch, 16 if arguments.tiny else 256), tokens(arguments, batch, 1)
+        prompt = 16 if arguments.tiny else GRAPH_PROMPT[arguments.model] if graph else 256
+        ids, token = tokens(arguments, batch, prompt), tokens(arguments, batch, 1)
         steps = {}
         if not graph:  # the first step of a process at each length of the default cache takes some 40 ms, whatever its implementation
             name, model = next(iter(models.items()))

@@ -93,6 +93,16 @@ def test_other_roundings_change_a_little(step):
     assert bench.distance(step.eager(), expected) == 0  # the hooks are gone
 
 
+def test_masks_made_before_a_step_are_those_of_the_model(step):
+    step.masks = bench.masks_of(step.model, step.token, step.cache)
+    assert (step.masks is None) == (step.model.config.model_type == "qwen3_moe")  # whose attention is not eager
+    before = bench.state_of(step.cache)
+    got = step.eager()
+    bench.restore(step.cache, before)
+    step.masks = None
+    assert bench.distance(got, step.eager()) == 0
+
+
 def other_token(step):
     token, step.token = step.token, step.token + 1
     logits = step.eager()
