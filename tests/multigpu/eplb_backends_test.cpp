@@ -3,6 +3,7 @@
 // outputs are those without load balancing, bit for bit where no map changes the order of a sum. Weights move by messages and by stores
 // into peers' windows. Between hosts they move by messages alone, and windows are refused, for rows and for weights. eplb_runtime_test.cu
 // has tuned experts.
+// moe-ranks: 2 4
 #include <gtest/gtest.h>
 #include <mpi.h>
 

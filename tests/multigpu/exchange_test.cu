@@ -186,7 +186,7 @@ TEST(Window, MemoryThatCannotBeHad) {
   EXPECT_GE(window.bytes(), 1 << 20);
 }
 
-TEST(Nccl, CollectivesOfUnequalSizes) {
+TEST(ExchangeCommunicator, CollectivesOfUnequalSizes) {
   auto comm = communicator();
   int const R = comm.size();
   int const me = comm.rank();
@@ -211,7 +211,7 @@ TEST(Nccl, CollectivesOfUnequalSizes) {
   }
 }
 
-TEST(Nccl, AnotherVersionIsRefused) {
+TEST(ExchangeCommunicator, AnotherVersionIsRefused) {
   try {
     moe::comm::detail::check_nccl_version(22803);
     int running = 0;

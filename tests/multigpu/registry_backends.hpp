@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/registry_backends.hpp: the registry's backends of the CUDA space over NCCL and its windows, for typed tests: a backend
-// that the registry gets is tested by all of them. Host C++ only; what instantiates the layers includes device_backends.cuh.
+// that the registry gets is tested by all of them. Host C++ only; their kernels are in device_backends.cu.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/runner_costs_test.cu: the kernels that the runners of runner_costs_test.cpp call, and the one that holds a stream.
+// tests/multigpu/runner_costs_test.cu: the kernel that holds a stream.
 // moe-ranks: 2 4
 #include <functional>
 
-#include "runner_grid_kernels.cuh"
 #include "tests/gpu/forward_costs.cuh"
 
 namespace moe_test {

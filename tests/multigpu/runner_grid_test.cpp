@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/runner_grid_test.cpp: a block on every grid of GPUs gives what one rank gives, by every backend of the registry that needs
 // no window (runner_grid_windows_test.cpp has the others); chunks give the bits of the whole batch; wrong calls reach all ranks.
+// moe-ranks: 2 4
 #include <gtest/gtest.h>
 #include <mpi.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/runner_grid_windows_test.cpp: a block on every grid of GPUs gives what one rank gives, by every backend of the registry
 // over windows; such backends refuse ranks on several hosts.
+// moe-ranks: 2 4
 #include <gtest/gtest.h>
 #include <mpi.h>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/device_backends.cuh: instantiates what layers of run-time dimensions with CudaReference call over the backends of
+// tests/multigpu/device_backends.cu: instantiates what layers of run-time dimensions with CudaReference call over the backends of
 // registry_backends.hpp. The kernels of the exchanges over windows are in the library moe_exchange_kernels.
-#pragma once
-
 #include "moe/backends/collective/device/all_to_all_v.cuh"
 #include "moe/backends/collective/device/allgather_reduce_scatter.cuh"
 #include "moe/backends/collective/device/naive.cuh"
