@@ -99,8 +99,9 @@ void* moe_hopper_create_packed(char const* scheme, int num_experts, int hidden, 
   if (std::string_view(scheme) == "mxfp4_fp8") {
     return created([&] {
       auto made = std::make_unique<Holder<W4A8Layer>>();
-      made->packed = moe::Buffer<char, moe::space::cuda>(W4A8Layer::packed_bytes(shape));
-      made->layer = std::make_unique<W4A8Layer>(shape, stored, activation, made->packed.data());
+      made->packed = moe::Buffer<char, moe::space::cuda>(W4A8Layer::packed_bytes(shape, moe::hopper::W4Scheme::mxfp4));
+      made->layer = std::make_unique<W4A8Layer>(shape, moe::hopper::W4Scheme::mxfp4, stored, activation, made->packed.data(),
+                                                &moe::hopper::w4a8::launch_layer<false>);
       return made;
     });
   }

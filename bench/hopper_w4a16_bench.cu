@@ -122,10 +122,10 @@ struct Layer {
     w.b13 = b13.data();
     w.b2 = b2.data();
     W4Activation const activation{1.702F, 1.0F, 7.0F};
-    auto const bytes = mode.fp8_rows ? W4A8Layer::packed_bytes(s) : W4A16Layer::packed_bytes(s, scheme);
+    auto const bytes = mode.fp8_rows ? W4A8Layer::packed_bytes(s, scheme) : W4A16Layer::packed_bytes(s, scheme);
     packed = TypedMemory<char>(static_cast<std::size_t>(bytes));
     if (mode.fp8_rows) {
-      fp8_layer = std::make_unique<W4A8Layer>(s, w, activation, packed.data());
+      fp8_layer = std::make_unique<W4A8Layer>(s, scheme, w, activation, packed.data(), &w4a8::launch_layer<false>);
     } else {
       layer = std::make_unique<W4A16Layer>(s, scheme, w, activation, packed.data(), moe_bench::launcher_of(scheme));
     }

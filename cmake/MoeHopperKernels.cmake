@@ -8,7 +8,7 @@
 #
 # "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4 or int8, is the layer kernel with weights of 4 or 8 bits
 # alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the definitions
-# of moe::hopper::W4A16Layer. "w4a8 mxfp4" is the layer kernel with mxfp4 weights and e4m3 activations, with the definitions of
+# of moe::hopper::W4A16Layer. "w4a8 mxfp4" is the same with mxfp4 weights and e4m3 activations, with the definitions of
 # moe::hopper::W4A8Layer.
 #
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
@@ -34,7 +34,14 @@ template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Sch
       file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper/w4a16_layer.cuh>\n" @ONLY)
       list(APPEND sources ${folder}/hopper_w4a16.cu)
     elseif(scheme STREQUAL "w4a8")
-      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4a8_layer.cuh>\n" @ONLY)
+      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
+template void moe::hopper::w4a8::launch_layer<false>(Params const&, int, cudaStream_t);
+" @ONLY)
+      file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}_${activation}_any.cu CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
+template void moe::hopper::w4a8::launch_layer<true>(Params const&, int, cudaStream_t);
+" @ONLY)
+      file(CONFIGURE OUTPUT ${folder}/hopper_w4a8.cu CONTENT "#include <moe/experts/hopper/w4a8_layer.cuh>\n" @ONLY)
+      list(APPEND sources ${folder}/hopper_${scheme}_${activation}_any.cu ${folder}/hopper_w4a8.cu)
     else()
       file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/layer/launch.cuh>
 template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>();

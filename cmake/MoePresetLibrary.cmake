@@ -17,9 +17,8 @@ set(MOE_PRESET_SPACES host cuda)
 # Names of the registry.
 set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group32
     mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8)
-# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values. The
-# experts of mxfp4_fp8 take no batches, which low_latency delivers.
-set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token mxfp4_fp8)
+# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
+set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
 
 # How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
 # asserts it.
@@ -139,7 +138,9 @@ template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme:
 template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Scheme::${activation}>()|")
         list(APPEND targets moe_preset_w4a16_${activation} moe_preset_w4a16 moe_preset_hopper)
       elseif(scheme STREQUAL "w4a8")
-        _moe_shared_kernels(moe_preset_w4a8 "#include <moe/experts/hopper/w4a8_layer.cuh>")
+        set(kernel "#include <moe/experts/hopper/w4/a8/kernel.cuh>\ntemplate void moe::hopper::w4a8::launch_layer")
+        _moe_shared_kernels(moe_preset_w4a8 "#include <moe/experts/hopper/w4a8_layer.cuh>"
+          "${kernel}<false>(Params const&, int, cudaStream_t)|" "${kernel}<true>(Params const&, int, cudaStream_t)|")
         list(APPEND targets moe_preset_w4a8 moe_preset_hopper)
       else()
         _moe_shared_kernels(moe_preset_${scheme}_${activation} "#include <moe/experts/hopper/layer/launch.cuh>
@@ -222,8 +223,8 @@ function(_moe_preset_exchange text model quantization type backend)
 endfunction()
 
 # _moe_preset_fixed(text model quantizations): the kernels of low_latency at the model's sizes, for rows as the quantisations send them.
-# CMake must know which of them send the same rows, since a kernel is instantiated once: fp8_block128 sends fp8, all others that such an
-# exchange carries send bf16. The C++ compiler checks it.
+# CMake must know which of them send the same rows, since a kernel is instantiated once: fp8_block128 and mxfp4_fp8 send fp8, all others
+# that such an exchange carries send bf16. The C++ compiler checks it.
 function(_moe_preset_fixed text model quantizations)
   set(config "moe::models::PresetConfig<${model}, moe::space::cuda>")
   _moe_preset_backend(backend headers kernels cuda low_latency)
@@ -231,7 +232,7 @@ function(_moe_preset_fixed text model quantizations)
   set(checks)
   foreach(quantization IN LISTS quantizations)
     set(fp8 false)
-    if(quantization STREQUAL "fp8_block128")
+    if(quantization MATCHES "^(fp8_block128|mxfp4_fp8)$")
       set(fp8 true)
     endif()
     _moe_preset_quantization(type header kernels ${quantization})

@@ -20,8 +20,8 @@
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 #include "on_hopper.hpp"
+#include "packed_cases.cuh"
 #include "w4_composition.cuh"
-#include "widened_cases.cuh"
 
 namespace {
 
@@ -36,7 +36,7 @@ using Int4Group64 = quantization::WNa16<4, 64>;
 using Mxfp4 = quantization::Mxfp4W4A16<>;
 using Nvfp4 = quantization::Nvfp4W4A16;
 using Cuda = space::cuda;
-using Config = moe_test::WidenedConfig;
+using Config = moe_test::PackedConfig;
 using moe_test::kGptOss;
 using moe_test::kSilu;
 using moe_test::Load;
@@ -221,6 +221,36 @@ TEST(HopperW4A16, Refusals) {
   EXPECT_EQ(refusal(not_a_number, shape), ErrorCode::unsupported);
   Sizes const narrow{2, 96, 128, 1};
   EXPECT_EQ(refusal(RandomWeights<Mxfp4>(narrow, false, gen), LayerShape{96, 128, 2, 1}), ErrorCode::config);
+}
+
+/// The refusal of a layer one of whose w13 scales is `value`.
+template <class Quant>
+std::string message_with(std::int64_t at, auto value) {
+  std::mt19937_64 gen(710);
+  RandomWeights<Quant> const weights({2, 128, 128, 1}, false, gen);
+  EXPECT_EQ(cudaMemcpy(const_cast<typename Quant::WeightScale*>(weights.s13.data()) + at, &value, sizeof(value), cudaMemcpyHostToDevice),
+            cudaSuccess);
+  return moe_test::refusal_message<experts::HopperW4A16>(weights, {128, 128, 2, 1});
+}
+
+TEST(HopperW4A16, ScalesThatCannotBePackedAreRefused) {
+  NEEDS_HOPPER();
+  auto const is = [](char const* scheme, char const* fault) { return text("hopper_w4a16: w13 in ", scheme, ": ", fault); };
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  char const* const zero = " with zero point 3.5, 15 times it must be finite, and its zero point an integer of 0 to 15";
+  EXPECT_EQ(message_with<Int4Group128>(256 + 3, nan), is("int4", "scale 3 of expert 1 is nan, 15 times it must be finite"));
+  EXPECT_EQ(message_with<Int4Group128>(5, 3e38F), is("int4", "scale 5 of expert 0 is 3e+38, 15 times it must be finite"));
+  EXPECT_EQ(message_with<Int4Group128>(5, -2e37F), "");
+  EXPECT_EQ(message_with<Int4Group32>(1024 + 9, nan), is("int4_32", "scale 9 of expert 1 is nan, 15 times it must be finite"));
+  quantization::ScaleZero const half{1.0F, 3.5F};
+  EXPECT_EQ(message_with<Int4Group128Zero>(256 + 3, half), is("int4_zero", text("scale 3 of expert 1 is 1", zero).c_str()));
+  EXPECT_EQ(message_with<Int4Group32Zero>(1024 + 9, half), is("int4_32_zero", text("scale 9 of expert 1 is 1", zero).c_str()));
+  EXPECT_EQ(message_with<Mxfp4>(1024 + 7, std::uint8_t{252}), "");
+  EXPECT_EQ(message_with<Mxfp4>(1024 + 7, std::uint8_t{253}),
+            is("mxfp4", "scale 7 of expert 1 is byte 253, at most 252 gives finite weights"));
+  EXPECT_EQ(message_with<Nvfp4>(2052 + 9, std::uint8_t{0xFF}), is("nvfp4", "scale 9 of expert 1 is byte 255, which is not a number"));
+  EXPECT_EQ(message_with<Nvfp4>(2052 + 2048, 0.0F),
+            is("nvfp4", "the scale of expert 1 is 0, it must be positive, and 2688 times it finite"));
 }
 
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;

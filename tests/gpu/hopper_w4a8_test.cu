@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_w4a8_test.cu: the layer with mxfp4 weights and e4m3 activations equals the device oracle on dequantised weights and
-// equally quantised activations: sizes with tails, biases, clamped activation, scales of any spread, missing ids, refused scales; and, on
-// the host, folded scales and codes in e4m3.
+// equally quantised activations: sizes with tails, biases, every activation, the router weight on the input, both formats, scales of any
+// spread, odd loads, a graph, refused scales.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,29 +20,28 @@
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 #include "on_hopper.hpp"
+#include "packed_cases.cuh"
 #include "w4_composition.cuh"
 
 namespace {
 
 using namespace moe;
 using moe_test::composition_output;
+using moe_test::kGptOss;
+using moe_test::kSilu;
+using moe_test::Load;
 using moe_test::on_hopper;
+using moe_test::Sizes;
+using moe_test::standard_error;
 using moe_test::upload;
 using Quant = quantization::Mxfp4Fp8<>;
 using Cuda = space::cuda;
 
-struct Config : LayerDefaults {
-  using Act = bf16;
-  using Weight = bf16;
-  using Activation = activation::Any;
-};
+using Config = moe_test::PackedConfig;
+using Experts = experts::HopperW4A8;
 
 #define NEEDS_HOPPER() \
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0"
-
-struct Sizes {
-  int experts, hidden, intermediate, topk;
-};
 
 /// How the scales of neighbouring groups differ, in binades.
 enum class Spread { usual, folds, wide, unused };
@@ -58,12 +57,12 @@ int exponent_offset(Spread spread, std::mt19937_64& gen) {
 }
 
 /// Random codes and scales of one layer. Spread::unused: some groups have codes and a scale byte of zero.
-struct RandomWeights {
+struct SpreadWeights {
   Buffer<std::uint8_t, Cuda> c13, c2, s13, s2;
   Buffer<float, Cuda> b13, b2;
   WeightsOf<Config, Quant> view;
 
-  RandomWeights(Sizes const& s, bool biases, Spread spread, std::mt19937_64& gen) {
+  SpreadWeights(Sizes const& s, bool biases, Spread spread, std::mt19937_64& gen) {
     std::int64_t const rows13 = 2 * s.intermediate;
     fill(c13, s13, s.experts * rows13, s.hidden, spread, gen);
     fill(c2, s2, std::int64_t{s.experts} * s.hidden, s.intermediate, spread, gen);
@@ -102,14 +101,11 @@ struct RandomWeights {
   }
 };
 
-activation::Any const kSilu{};
-activation::Any const kGptOss{activation::Kind::swigluoai_halves, {1.702F, 1.0F, 7.0F, 4.0F, 25.0F}};
-
 /// The relative error against the oracle, after checking that a second run gives the same bits.
 double layer_error(Sizes const& s, int tokens, std::uint64_t seed, bool biases, activation::Any const& act, Spread spread,
                    bool missing = false) {
   std::mt19937_64 gen(seed);
-  RandomWeights const weights(s, biases, spread, gen);
+  SpreadWeights const weights(s, biases, spread, gen);
   Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
   auto const rows = static_cast<std::size_t>(tokens);
   auto const hidden = static_cast<std::size_t>(s.hidden);
@@ -159,19 +155,16 @@ double layer_error(Sizes const& s, int tokens, std::uint64_t seed, bool biases, 
     y.copy_to_host(result->data());
   }
   EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * sizeof(bf16)), 0) << "not repeatable";
-  double error = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(static_cast<double>(to_float(got[i])) - static_cast<double>(want[i]), 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  EXPECT_GT(norm, 0.0);
-  double const relative = std::sqrt(error / norm);
+  double const relative = moe_test::relative_error(got, want);
   std::printf("%d x %d x %d, %d tokens: %.2e\n", s.experts, s.hidden, s.intermediate, tokens, relative);
   return relative;
 }
 
 constexpr double kTolerance = 1e-2;
+/// Of few rows under any activation: where a feature lies midway between two codes of e4m3, the kernel and the oracle may take different
+/// ones, a sixteenth of the feature apart, and one feature may weigh a quarter of a row, as squares do.
+constexpr double kFewRowsTolerance = 2e-2;
+double tolerance(int tokens) { return tokens < 50 ? kFewRowsTolerance : kTolerance; }
 
 TEST(HopperW4A8, Sizes) {
   NEEDS_HOPPER();
@@ -198,26 +191,102 @@ TEST(HopperW4A8, ScalesOfAnySpread) {
   }
 }
 
+// Tiles of 16 rows and of the largest; of K in parts, with 1 and 5 tokens. Without a gate a tile has two scale groups.
+TEST(HopperW4A8, X2_X9_EveryActivationWithBiases) {
+  NEEDS_HOPPER();
+  for (int k = 0; k < activation::kKinds; ++k) {
+    activation::Any act{static_cast<activation::Kind>(k)};
+    act.constants.limit = 1.5F;  // limits some of the values
+    for (int tokens : {1, 5, 70, 700}) {
+      auto const seed = static_cast<std::uint64_t>(1000 + 10 * k);
+      double const error = standard_error<Quant, Experts>({8, 256, 384, 2}, tokens, Load::random, seed, true, act);
+      EXPECT_LT(error, tolerance(tokens)) << activation::name(act.kind) << ", " << tokens << " tokens";
+    }
+    double const error = standard_error<Quant, Experts>({4, 128, 192, 1}, 60, Load::some_missing, 2000, false, act);
+    EXPECT_LT(error, kTolerance) << activation::name(act.kind) << ", half a scale group";
+  }
+}
+
+TEST(HopperW4A8, X8_WeightOnTheInput) {
+  NEEDS_HOPPER();
+  for (activation::Kind kind : {activation::Kind::silu, activation::Kind::gelu, activation::Kind::relu2_no_mul}) {
+    for (int k : {1, 2}) {
+      for (int tokens : {1, 60, 400}) {
+        double const error =
+            standard_error<Quant, Experts>({8, 256, 128, k}, tokens, Load::random, 3000, true, activation::Any{kind}, 0, true);
+        EXPECT_LT(error, tolerance(tokens)) << activation::name(kind) << ", top " << k << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST(HopperW4A8, UngatedWidthsThatLeaveATileUnfilled) {
+  NEEDS_HOPPER();
+  activation::Any const relu2{activation::Kind::relu2_no_mul};
+  for (int tokens : {3, 60, 300}) {
+    EXPECT_LT((standard_error<Quant, Experts>({4, 128, 1440, 2}, tokens, Load::random, 380, true, relu2)), tolerance(tokens)) << tokens;
+    EXPECT_LT((standard_error<Quant, Experts>({4, 320, 96, 2}, tokens, Load::random, 381, true, relu2)), tolerance(tokens)) << tokens;
+    EXPECT_LT((standard_error<Quant, Experts>({4, 64, 32, 2}, tokens, Load::random, 382, true, relu2)), tolerance(tokens)) << tokens;
+  }
+}
+
+TEST(HopperW4A8, X5_SkewedLoads) {
+  NEEDS_HOPPER();
+  std::uint64_t seed = 100;
+  for (Load load : {Load::one_expert, Load::some_missing, Load::all_missing, Load::few_experts}) {
+    for (int tokens : {1, 40, 700}) {
+      EXPECT_LT((standard_error<Quant, Experts>({16, 320, 320, 4}, tokens, load, ++seed)), kTolerance)
+          << static_cast<int>(load) << ", " << tokens;
+    }
+  }
+}
+
+TEST(HopperW4A8, X3_ManyTokens) {
+  NEEDS_HOPPER();
+  EXPECT_LT((standard_error<Quant, Experts>({8, 256, 192, 2}, 16384, Load::random, 90)), kTolerance);
+}
+
+TEST(HopperW4A8, X19_GraphFollowsTheDevicesRowCount) {
+  NEEDS_HOPPER();
+  moe_test::graph_follows_the_devices_row_count<Quant, Experts>();
+}
+TEST(HopperW4A8, Batched) {
+  NEEDS_HOPPER();
+  moe_test::batched_equals_oracle<Quant, Experts>(kTolerance);
+}
+TEST(HopperW4A8, WeightsChangedInPlaceArePackedAnew) {
+  NEEDS_HOPPER();
+  moe_test::weights_changed_in_place_are_packed_anew<Quant, Experts>();
+}
+
 TEST(HopperW4A8, ScaleBytesWithoutFiniteWeightsAreRefused) {
   NEEDS_HOPPER();
-  Sizes const s{2, 128, 128, 1};
   std::mt19937_64 gen(30);
-  RandomWeights const weights(s, false, Spread::usual, gen);
-  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
-  auto const construct = [&](std::uint8_t byte) {
-    std::uint8_t* const at = const_cast<std::uint8_t*>(weights.s2.data()) + 5;
+  moe_test::RandomWeights<Quant> const weights({2, 128, 128, 1}, false, gen);
+  std::uint8_t* const at = const_cast<std::uint8_t*>(weights.s2.data()) + 128 * 4 + 5;  // of expert 1
+  auto const message = [&](int byte) {
     Memory<Cuda>::fill(at, byte, 1);
-    Arena<Cuda> arena;
-    experts::HopperW4A8::Kernel<Config, Quant, ActivationFormat::standard> kernel(shape, weights.view, 4, Quant{}, kSilu, {}, arena);
+    return moe_test::refusal_message<Experts>(weights, {128, 128, 2, 1});
   };
-  EXPECT_NO_THROW(construct(252));
-  EXPECT_NO_THROW(construct(0));
-  for (int byte : {253, 254, 255}) EXPECT_THROW(construct(static_cast<std::uint8_t>(byte)), Error) << byte;
+  EXPECT_EQ(message(252), "");
+  EXPECT_EQ(message(0), "");
+  for (int byte : {253, 254, 255}) {
+    EXPECT_EQ(message(byte), text("hopper_w4a8: w2 in mxfp4: scale 5 of expert 1 is byte ", byte, ", at most 252 gives finite weights"));
+  }
+}
+
+TEST(HopperW4A8, ActivationsWithoutTheirLimitAreRefused) {
+  NEEDS_HOPPER();
+  std::mt19937_64 gen(31);
+  moe_test::RandomWeights<Quant> const weights({2, 128, 128, 1}, false, gen);
+  LayerShape const shape{128, 128, 2, 1};
+  EXPECT_EQ(moe_test::refusal_of<Experts>(weights, shape, activation::Any{activation::Kind::swiglu_step}), ErrorCode::config);
+  EXPECT_EQ(moe_test::refusal_of<Experts>(weights, shape, activation::Any{activation::Kind::relu2_no_mul}), ErrorCode::argument);
 }
 
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
-template <class Q, class Experts>
-using Compose = Composition<Config, Router, Q, backends::NoExpertParallel<Cuda>, Experts>;
+template <class Q, class E>
+using Compose = Composition<Config, Router, Q, backends::NoExpertParallel<Cuda>, E>;
 static_assert(Compose<Quant, experts::HopperW4A8>::kLegal);
 static_assert(!Compose<quantization::None, experts::HopperW4A8>::kLegal);
 static_assert(!Compose<Quant, experts::HopperW4A16>::kLegal);
@@ -227,14 +296,7 @@ TEST(HopperW4A8, CompositionEqualsOracle) {
   for (std::int64_t rows : {1, 50}) {
     auto const got = composition_output<Config, Quant, experts::HopperW4A8>(rows);
     auto const want = composition_output<Config, Quant, experts::CudaReference>(rows);
-    double error = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      error += std::pow(static_cast<double>(to_float(got[i]) - to_float(want[i])), 2);
-      norm += std::pow(static_cast<double>(to_float(want[i])), 2);
-    }
-    EXPECT_GT(norm, 0.0);
-    EXPECT_LT(std::sqrt(error / norm), kTolerance) << rows << " rows";
+    EXPECT_LT(moe_test::relative_error(got, want), kTolerance) << rows << " rows";
   }
 }
 

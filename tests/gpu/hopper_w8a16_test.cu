@@ -17,14 +17,14 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "on_hopper.hpp"
+#include "packed_cases.cuh"
 #include "w4_composition.cuh"
-#include "widened_cases.cuh"
 
 namespace {
 
 using namespace moe;
 using Cuda = space::cuda;
-using Config = moe_test::WidenedConfig;
+using Config = moe_test::PackedConfig;
 using moe_test::kGptOss;
 using moe_test::kSilu;
 using moe_test::Load;
@@ -131,7 +131,8 @@ TEST_F(HopperW8A16, Refusals) {
   EXPECT_EQ(refusal(RandomWeights<Quant>(narrow, false, gen), LayerShape{96, 128, 2, 1}), ErrorCode::config) << "hidden 96";
   float const infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(cudaMemcpy(const_cast<float*>(weights.s2.data()) + 5, &infinity, sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
-  EXPECT_EQ(refusal(weights, shape), ErrorCode::unsupported) << "a scale that is not finite";
+  EXPECT_EQ(moe_test::refusal_message<experts::HopperW8A16>(weights, shape),
+            "hopper_w8a16: w2 in int8: scale 5 of expert 0 is inf, 128 times it must be finite");
 }
 
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;

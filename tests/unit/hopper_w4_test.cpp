@@ -245,7 +245,9 @@ TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
 TEST(HopperW4A8, SizesAndRefusals) {
   EXPECT_EQ(w4a8::packed_bytes(64, 128), 4096 + 256 + 16) << "4.27 bits a weight";
   hopper::LocalShape const s{2, 2880, 2880, 4};
-  EXPECT_EQ(W4A8Layer::packed_bytes(s) - W4A8Layer::packed_bytes({0, 2880, 2880, 4}), 2 * (92 + 45) * 23 * 4368);
+  auto const bytes = [](hopper::LocalShape const& shape, bool gated) { return W4A8Layer::packed_bytes(shape, W4Scheme::mxfp4, gated); };
+  EXPECT_EQ(bytes(s, true) - bytes({0, 2880, 2880, 4}, true), 2 * (92 + 45) * 23 * 4368);
+  EXPECT_EQ(bytes(s, false) - bytes({0, 2880, 2880, 4}, false), 2 * (46 + 45) * 23 * 4368);
   for (int tokens : {1, 7, 64, 16384}) {
     W4Workspace const w = w4a8::plan_workspace(s, tokens);
     EXPECT_LE(w.inter + w.slots * (2944 + 4 * w4a8::scale_blocks(2944)), w.slot_rows) << "codes and scales of the intermediate";
@@ -253,9 +255,9 @@ TEST(HopperW4A8, SizesAndRefusals) {
   }
   alignas(16) static std::uint8_t const memory[32] = {};
   W4Weights const w{memory, memory, memory, memory};
-  auto const refused = [&](hopper::LocalShape const& shape, W4Weights const& weights) {
+  auto const refused = [&](hopper::LocalShape const& shape, W4Weights const& weights, W4Scheme scheme = W4Scheme::mxfp4) {
     try {
-      w4a8::check(shape, weights);
+      w4a8::check(shape, scheme, weights);
     } catch (Error const& e) {
       return e.code();
     }
@@ -267,6 +269,7 @@ TEST(HopperW4A8, SizesAndRefusals) {
   EXPECT_EQ(refused({0, 64, 32, 1}, w), ErrorCode::config) << "experts";
   EXPECT_EQ(refused({2, 64, 32, 0}, w), ErrorCode::config) << "topk";
   EXPECT_EQ(refused({2, 64, 32, 1}, {}), ErrorCode::argument) << "null";
+  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::int4), ErrorCode::config) << "no kernels";
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "moe/experts/hopper/widened_weights.hpp"
+#include "moe/experts/hopper/packed_weights.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
@@ -42,7 +42,7 @@ struct W4Storage<quantization::Nvfp4W4A16> {
   static constexpr int group(std::int64_t) { return 16; }
 };
 
-struct W4Storages {
+struct W4Storages : WidenedStorages {
   static constexpr char const* kName = "hopper_w4a16";
   template <class Quant>
   using Of = W4Storage<Quant>;
@@ -53,6 +53,6 @@ struct W4Storages {
 /// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
 /// have kernels of their own. Weights become bf16 in registers, exactly; int4's scales are rounded to 11 significant bits.
-struct HopperW4A16 : detail::WidenedWeights<detail::W4Storages> {};
+struct HopperW4A16 : detail::PackedWeights<detail::W4Storages> {};
 
 }  // namespace moe::experts

@@ -3,5 +3,6 @@
 // library of moe_add_hopper_kernels.
 #pragma once
 
+#include "moe/experts/hopper/w4/a8/kernel.cuh"
 #include "moe/experts/hopper/w4a8_layer.cuh"
 #include "moe/experts/hopper_w4a8.hpp"

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "moe/experts/hopper/widened_weights.hpp"
+#include "moe/experts/hopper/packed_weights.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 
@@ -26,7 +26,7 @@ struct W8Storage<quantization::Int8PerChannel> {
   static constexpr int group(std::int64_t cols) { return static_cast<int>(cols); }
 };
 
-struct W8Storages {
+struct W8Storages : WidenedStorages {
   static constexpr char const* kName = "hopper_w8a16";
   template <class Quant>
   using Of = W8Storage<Quant>;
@@ -37,6 +37,6 @@ struct W8Storages {
 /// int8 weights with a scale per output channel and bf16 activations, standard and batched formats, biases, every activation, the router
 /// weight on either side. Any intermediate width. Weights become bf16 in registers, exactly, and their float32 scales multiply the float32
 /// sums.
-struct HopperW8A16 : detail::WidenedWeights<detail::W8Storages> {};
+struct HopperW8A16 : detail::PackedWeights<detail::W8Storages> {};
 
 }  // namespace moe::experts

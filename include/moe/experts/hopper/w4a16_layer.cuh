@@ -5,12 +5,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/w4/arguments.cuh"
+#include "moe/experts/hopper/w4/check_scales.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/pack.cuh"
 #include "moe/experts/hopper/w4a16_layer.hpp"
@@ -49,7 +48,6 @@ struct W4A16Layer::State {
   std::uint8_t* packed[2] = {nullptr, nullptr};
   float* factor[2] = {nullptr, nullptr};
   int* largest = nullptr;
-  int* bad = nullptr;  ///< of w13, of w2
   int* split_counters = nullptr;
   w4::Constants constants{};  ///< arguments of the kernel that are the same in every call
 
@@ -61,14 +59,19 @@ struct W4A16Layer::State {
   template <W4Scheme S>
   void pack(cudaStream_t stream) const;
   void pack(cudaStream_t stream) const {
+    visit_scheme([&]<W4Scheme S>() { pack<S>(stream); });
+  }
+  /// call.template operator()<scheme>()
+  template <class Call>
+  void visit_scheme(Call const& call) const {
     switch (scheme) {
-      case W4Scheme::int4: return pack<W4Scheme::int4>(stream);
-      case W4Scheme::int4_zero: return pack<W4Scheme::int4_zero>(stream);
-      case W4Scheme::mxfp4: return pack<W4Scheme::mxfp4>(stream);
-      case W4Scheme::int4_32: return pack<W4Scheme::int4_32>(stream);
-      case W4Scheme::int4_32_zero: return pack<W4Scheme::int4_32_zero>(stream);
-      case W4Scheme::nvfp4: return pack<W4Scheme::nvfp4>(stream);
-      case W4Scheme::int8: return pack<W4Scheme::int8>(stream);
+      case W4Scheme::int4: return call.template operator()<W4Scheme::int4>();
+      case W4Scheme::int4_zero: return call.template operator()<W4Scheme::int4_zero>();
+      case W4Scheme::mxfp4: return call.template operator()<W4Scheme::mxfp4>();
+      case W4Scheme::int4_32: return call.template operator()<W4Scheme::int4_32>();
+      case W4Scheme::int4_32_zero: return call.template operator()<W4Scheme::int4_32_zero>();
+      case W4Scheme::nvfp4: return call.template operator()<W4Scheme::nvfp4>();
+      case W4Scheme::int8: return call.template operator()<W4Scheme::int8>();
     }
   }
   w4::Constants make_constants() const;
@@ -81,8 +84,7 @@ inline void W4A16Layer::State::lay_out(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   largest = reinterpret_cast<int*>(memory) + 2 * 1024;
-  bad = largest + 1024;
-  split_counters = bad + 1024;
+  split_counters = largest + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, w13_rows(), shape.hidden);
   if (!scales_rows(scheme)) return;
@@ -104,7 +106,6 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
     a.gate_up = i == 0 && gated;
     a.largest = largest;
     a.factor = factor[i];
-    a.bad = bad + i;
     a.packed = packed[i];
     w4::pack_matrix<S>(a, shape.num_experts, stream);
   }
@@ -138,15 +139,11 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->lay_out(static_cast<char*>(packed));
   state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
+  state_->visit_scheme([&]<W4Scheme S>() {
+    w4::check_scales<S>(policy_name(S), shape, weights, state_->gated, reinterpret_cast<unsigned long long*>(state_->largest));
+  });
   state_->pack(nullptr);
-  if (char const* const matrix = w4::flagged_matrix(state_->bad)) {
-    throw Error(ErrorCode::unsupported,
-                text(policy_name(scheme), ": ", matrix, " in ", name(scheme), " has ",
-                     scheme == W4Scheme::int4_zero ? "a zero point that is not an integer of 0 to 15"
-                     : has_zero_points(scheme)     ? "a scale that is not finite or a zero point that is not an integer of 0 to 15"
-                                                   : "a scale that is not finite",
-                     ", use cuda_reference"));
-  }
+  check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }
 [[gnu::used]] inline W4A16Layer::~W4A16Layer() = default;
 [[gnu::used]] inline W4A16Layer::W4A16Layer(W4A16Layer&&) noexcept = default;
@@ -154,6 +151,9 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
 
 [[gnu::used]] inline void W4A16Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
 
+[[gnu::used]] inline W4Tuning W4A16Layer::tuning(int max_tokens) const {
+  return choose_w4_tuning(state_->shape, state_->scheme, max_tokens);
+}
 [[gnu::used]] inline std::int64_t W4A16Layer::workspace_bytes(int max_tokens) const {
   return plan_w4_workspace(state_->shape, max_tokens).bytes;
 }
@@ -205,21 +205,14 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
   state_->enqueue({call, nullptr, 0, workspace}, tuning, stream);
 }
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
-  forward(call, choose_w4_tuning(state_->shape, state_->scheme, call.max_tokens), workspace, stream);
+  forward(call, tuning(call.max_tokens), workspace, stream);
 }
 
-[[gnu::used]] inline void W4A16Layer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out,
-                                                      void* workspace, CUstream_st* stream, std::int32_t const* gather) const {
-  LocalShape shape = state_->shape;
-  shape.topk = 1;
-  LayerCall call{};
-  call.x = x;
-  call.out = out;
-  call.max_tokens = shape.num_experts * capacity;
-  call.gather = gather;
-  if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
-  W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
-  state_->enqueue({call, counts, capacity, workspace}, tuning, stream);
+[[gnu::used]] inline void W4A16Layer::forward_batched(BatchedCall const& batch, void* workspace, CUstream_st* stream) const {
+  LocalShape const shape = w4::of_slots(state_->shape);
+  W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, w4::expected_tokens(shape, batch));
+  LayerCall const call = w4::call_of(shape, batch);
+  state_->enqueue({call, batch.counts, batch.capacity, workspace}, tuning, stream);
 }
 
 }  // namespace moe::hopper

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "moe/experts/hopper/w4/batched_call.hpp"
 #include "moe/experts/hopper/w4/problem.hpp"
 
 struct CUstream_st;
@@ -23,9 +24,9 @@ class W4A16Layer {
  public:
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
   /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
-  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a zero point that is not an integer
-  /// of 0 … 15, or for a scale of int4_32, int4_32_zero, nvfp4 or int8 that is not finite; E_CONFIG if a size or group does not fit; E_ARG
-  /// for null or misaligned memory.
+  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a scale under which a code is not
+  /// finite, or for a zero point that is not an integer of 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned
+  /// memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
   /// The same with any activation, gated or not. `launcher`: w4_any_launcher<scheme>(). E_CONFIG for an activation without its limit.
@@ -42,6 +43,8 @@ class W4A16Layer {
         hopper::packed_bytes(scheme, (gated ? 2LL : 1LL) * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
     return s.num_experts * matrices + kHeadBytes;
   }
+  /// The tiles of a call of that many tokens.
+  W4Tuning tuning(int max_tokens) const;
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
   std::int64_t workspace_bytes(int max_tokens) const;
   /// Packs the current contents of the weights' memory again, in stream order. Zero points and scales are not checked again.
@@ -50,16 +53,13 @@ class W4A16Layer {
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
   /// The same with the caller's tile choice.
   void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
-  /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  /// `expected_rows` of an expert is a hint for the tile. The workspace is for E·capacity slots.
-  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x, which then has any number of rows; or null.
-  void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
-                       CUstream_st* stream, std::int32_t const* gather = nullptr) const;
+  /// The workspace is for E·capacity slots.
+  void forward_batched(BatchedCall const& call, void* workspace, CUstream_st* stream) const;
 
  private:
   /// Checks and packs.
   void open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed, W4Launcher launcher);
-  static constexpr std::int64_t kHeadBytes = (4 * 1024 + W4Workspace::kMaxSplitUnits) * 4;  ///< factors, flags, counters
+  static constexpr std::int64_t kHeadBytes = (3 * 1024 + W4Workspace::kMaxSplitUnits) * 4;  ///< factors, largest scales, counters
   struct State;
   std::unique_ptr<State> state_;
 };

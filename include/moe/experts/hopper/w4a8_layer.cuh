@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/w4a8_layer.cuh: the definitions of W4A8Layer: packs mxfp4 weights and launches the aligning and reducing kernels around
-// the layer kernel. Include it in one translation unit compiled for sm_90a.
+// the layer kernel of experts/hopper/w4/a8/kernel.cuh. Include it in one translation unit compiled for sm_90a.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,9 +8,10 @@
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
-#include "moe/experts/hopper/w4/a8/kernel.cuh"
+#include "moe/experts/hopper/w4/a8/layout.cuh"
 #include "moe/experts/hopper/w4/a8/pack.cuh"
 #include "moe/experts/hopper/w4/arguments.cuh"
+#include "moe/experts/hopper/w4/check_scales.cuh"
 #include "moe/experts/hopper/w4a8_layer.hpp"
 
 namespace moe::fix {
@@ -22,15 +23,23 @@ namespace moe::hopper {
 struct W4A8Layer::State {
   LocalShape shape;
   W4Weights weights;
+  W4Activation activation;
+  ActivationParams any;  ///< of kernels of any activation
+  bool gated = true;
+  bool weight_on_input = false;
+  w4a8::Launcher launcher = nullptr;
+  int most_rows = w4a8::kMostRows;  ///< of a tile
   int workers = 0;
   std::uint8_t* packed[2] = {nullptr, nullptr};
   float* factor[2] = {nullptr, nullptr};
-  int* bad = nullptr;  ///< of w13, of w2
   w4::Constants constants{};
 
   int hidden() const { return w4a8::padded(shape.hidden); }
   int intermediate() const { return w4a8::padded(shape.intermediate); }
-  void lay_out(char* memory, W4Activation const& activation);
+  /// Rows of w13, of the stored and of the packed one.
+  int w13_rows(int intermediate) const { return (gated ? 2 : 1) * intermediate; }
+  /// Divides the memory of the packed weights.
+  void lay_out(char* memory);
   void pack(cudaStream_t stream) const;
   /// Elements between the scales of two rows of x.
   long long scale_stride(LayerCall const& call) const { return call.x_scale_stride != 0 ? call.x_scale_stride : hidden() / w4a8::kDepth; }
@@ -41,25 +50,24 @@ struct W4A8Layer::State {
   w4a8::Params layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
-inline void W4A8Layer::State::lay_out(char* memory, W4Activation const& activation) {
+inline void W4A8Layer::State::lay_out(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
-  bad = reinterpret_cast<int*>(memory) + 3 * 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
-  packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(2LL * intermediate(), hidden());
+  packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(w13_rows(intermediate()), hidden());
   w4::Constants& c = constants;
   for (int i = 0; i < 2; ++i) {
     c.weights[i] = packed[i];
     c.bias[i] = i == 0 ? weights.b13 : weights.b2;
     c.factor[i] = factor[i];
   }
-  c.bricks[0] = 2 * intermediate() / kBrickRows;
+  c.bricks[0] = w13_rows(intermediate()) / kBrickRows;
   c.bricks[1] = shape.hidden / kBrickRows;
   c.steps[0] = hidden() / w4a8::kDepth;
   c.steps[1] = intermediate() / w4a8::kDepth;
   c.intermediate = intermediate();
   c.bias_width = shape.intermediate;
-  c.split_counters = bad + 1024;
+  c.split_counters = reinterpret_cast<int*>(memory) + 2 * 1024;
   c.activation = activation;
 }
 
@@ -68,14 +76,13 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
     W4PackArgs a{};
     a.codes = i == 0 ? weights.w13 : weights.w2;
     a.scales = i == 0 ? weights.w13_scales : weights.w2_scales;
-    a.rows = i == 0 ? 2 * shape.intermediate : shape.hidden;
+    a.rows = i == 0 ? w13_rows(shape.intermediate) : shape.hidden;
     a.cols = i == 0 ? shape.hidden : shape.intermediate;
-    a.packed_rows = i == 0 ? 2 * intermediate() : shape.hidden;
+    a.packed_rows = i == 0 ? w13_rows(intermediate()) : shape.hidden;
     a.packed_cols = i == 0 ? hidden() : intermediate();
     a.group = 32;
-    a.gate_up = i == 0;
+    a.gate_up = i == 0 && gated;
     a.factor = factor[i];
-    a.bad = bad + i;
     a.packed = packed[i];
     w4a8::pack_bricks<<<dim3(static_cast<unsigned>(a.packed_cols / w4a8::kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
                              static_cast<unsigned>(shape.num_experts)),
@@ -84,20 +91,37 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   }
 }
 
-[[gnu::used]] inline W4A8Layer::W4A8Layer(LocalShape shape, W4Weights const& weights, W4Activation const& activation, void* packed)
+[[gnu::used]] inline W4A8Layer::W4A8Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation,
+                                          void* packed, w4a8::Launcher launcher)
     : state_(std::make_unique<State>()) {
-  w4a8::check(shape, weights);
+  state_->activation = activation;
+  open(shape, scheme, weights, packed, launcher);
+}
+[[gnu::used]] inline W4A8Layer::W4A8Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation,
+                                          void* packed, w4a8::Launcher launcher)
+    : state_(std::make_unique<State>()) {
+  activation::validate(activation.kind, activation.constants);
+  state_->any = activation_params(activation.kind, activation.constants);
+  state_->gated = state_->any.gated;
+  state_->weight_on_input = activation.weight_on_input;
+  state_->most_rows = w4a8::kMostAnyRows;
+  open(shape, scheme, weights, packed, launcher);
+}
+
+[[gnu::used]] inline void W4A8Layer::open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed,
+                                          w4a8::Launcher launcher) {
+  w4a8::check(shape, scheme, weights);
   w4::check_packed(packed);
   state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
   state_->weights = weights;
-  state_->lay_out(static_cast<char*>(packed), activation);
+  state_->launcher = launcher;
+  state_->lay_out(static_cast<char*>(packed));
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
+  // The factors are written by pack().
+  w4::check_scales<W4Scheme::mxfp4>("hopper_w4a8", shape, weights, state_->gated, reinterpret_cast<unsigned long long*>(state_->factor[0]));
   state_->pack(nullptr);
-  if (char const* const matrix = w4::flagged_matrix(state_->bad)) {
-    throw Error(ErrorCode::unsupported,
-                text("hopper_w4a8: ", matrix, " has a scale byte over ", w4a8::kMostExponent, ", under which a weight is not finite"));
-  }
+  check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }
 [[gnu::used]] inline W4A8Layer::~W4A8Layer() = default;
 [[gnu::used]] inline W4A8Layer::W4A8Layer(W4A8Layer&&) noexcept = default;
@@ -105,12 +129,15 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
 
 [[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
 
+[[gnu::used]] inline W4Tuning W4A8Layer::tuning(int max_tokens) const {
+  return w4a8::choose_tuning(state_->shape, max_tokens, state_->most_rows);
+}
 [[gnu::used]] inline std::int64_t W4A8Layer::workspace_bytes(int max_tokens) const {
   return w4a8::plan_workspace(state_->shape, max_tokens).bytes;
 }
 
 inline void W4A8Layer::State::check(Request const& r, W4Tuning const& tuning) const {
-  w4::check_call(r, shape, tuning, 16, w4a8::kMostRows);
+  w4::check_call(r, shape, tuning, 16, most_rows);
   int const groups = hidden() / w4a8::kDepth;
   if (r.call.max_tokens > 0 && (r.call.x_scales == nullptr || scale_stride(r.call) < groups)) {
     throw Error(ErrorCode::argument, text("x_scales ", r.call.x_scales, " with row stride ", scale_stride(r.call),
@@ -122,6 +149,8 @@ inline w4a8::Params W4A8Layer::State::layer_params(Request const& r, W4Workspace
                                                    AlignArgs const& align) const {
   w4a8::Params p{};
   w4::set_params(p, r, shape, constants, space, align, tuning.tile_rows <= 16 ? tuning.max_splits : 1);
+  p.any = any;
+  p.weight_on_input = weight_on_input && !r.batched();
   p.x_scales = r.call.x_scales;
   p.x_scale_stride = scale_stride(r.call);
   p.inter_scales = detail::at<float>(r.workspace, space.inter + space.slots * intermediate());
@@ -133,13 +162,13 @@ inline void W4A8Layer::State::enqueue(Request const& request, W4Tuning const& tu
   LayerCall const& call = request.call;
   check(request, tuning);
   if (call.max_tokens == 0) return;
-  W4Workspace const space = w4a8::plan_workspace(shape, call.max_tokens);
+  W4Workspace const space = w4a8::plan_workspace(request.rows_of(shape), call.max_tokens);
   detail::check_slots("hopper_w4a8", space.slots);
 
-  AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, kGateFeatures);
+  AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, gated ? kGateFeatures : kOutputFeatures);
   detail::launch_align(align, 0, stream);
   w4a8::Params const params = layer_params(request, space, tuning, align);
-  w4a8::launch_layer(params, workers, stream);
+  launcher(params, workers, stream);
   if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }
 
@@ -148,7 +177,14 @@ inline void W4A8Layer::State::enqueue(Request const& request, W4Tuning const& tu
   state_->enqueue({call, nullptr, 0, workspace}, tuning, stream);
 }
 [[gnu::used]] inline void W4A8Layer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
-  forward(call, w4a8::choose_tuning(state_->shape, call.max_tokens), workspace, stream);
+  forward(call, tuning(call.max_tokens), workspace, stream);
+}
+
+[[gnu::used]] inline void W4A8Layer::forward_batched(BatchedCall const& batch, void* workspace, CUstream_st* stream) const {
+  LocalShape const shape = w4::of_slots(state_->shape);
+  LayerCall const call = w4::call_of(shape, batch);
+  W4Tuning const tuning = w4a8::choose_tuning(shape, w4::expected_tokens(shape, batch), state_->most_rows);
+  state_->enqueue({call, batch.counts, batch.capacity, workspace}, tuning, stream);
 }
 
 }  // namespace moe::hopper

@@ -14,7 +14,7 @@
 namespace moe::quantization {
 
 /// The largest magnitude of a code; with zero points, of a code less its zero point.
-constexpr float largest_code(DType codes) {
+MOE_HD constexpr float largest_code(DType codes) {
   return codes == DType::e4m3   ? 448.0F
          : codes == DType::e2m1 ? 6.0F
          : codes == DType::u4   ? 15.0F
@@ -23,14 +23,18 @@ constexpr float largest_code(DType codes) {
                                 : 1.0F;
 }
 /// The largest exponent byte under which every code is finite: 252 for e2m1, 246 for e4m3.
-constexpr std::uint8_t largest_exponent(DType codes) { return codes == DType::e2m1 ? 252 : 246; }
+MOE_HD constexpr std::uint8_t largest_exponent(DType codes) { return codes == DType::e2m1 ? 252 : 246; }
 
 /// Whether every code is finite under a scale, and a zero point is one of the codes.
-constexpr bool is_packable(float scale, DType codes) {
+MOE_HD constexpr bool is_packable(float scale, DType codes) {
   float const top = (scale < 0 ? -scale : scale) * largest_code(codes);
   return top <= 3.402823466e38F;  // false for NaN, too
 }
-constexpr bool is_packable(ScaleZero s, DType codes) { return is_packable(s.scale, codes) && s.zero >= 0 && s.zero <= largest_code(codes); }
+MOE_HD constexpr bool is_packable(ScaleZero s, DType codes) {
+  return is_packable(s.scale, codes) && s.zero >= 0 && s.zero <= largest_code(codes);
+}
+/// The same of nvfp4's float32 scale of a matrix, with the largest of the e4m3 scales beside it.
+MOE_HD constexpr bool is_packable_global(float scale) { return scale > 0 && is_packable(scale * 448.0F, DType::e2m1); }
 
 /// The first of the scales of a weight matrix [rows, cols] that is not packable, -1 if all are. Of nvfp4 the global scale is the one behind
 /// the block scales. Schemes that do not state their format are not judged.
@@ -52,7 +56,7 @@ std::int64_t first_unpackable_scale(typename Quant::WeightScale const* scales, s
     }
     if constexpr (requires { Quant::weight_global_offset(rows, cols); }) {
       float const global = Quant::weight_global(scales, rows, cols);
-      if (!(global > 0) || !is_packable(global * 448.0F, Quant::kWeightDType)) return count;
+      if (!is_packable_global(global)) return count;
     }
   }
   return -1;

@@ -11,6 +11,7 @@
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/w4/batched_call.hpp"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/problem.hpp"
 
@@ -21,13 +22,6 @@ inline void check_packed(void const* packed) {
   if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
     throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
   }
-}
-
-/// The matrix that packing flagged in `bad` (device memory: of w13, of w2), or null. Waits for the packing.
-inline char const* flagged_matrix(int const* bad) {
-  int flags[2] = {0, 0};
-  check_cuda(cudaMemcpy(flags, bad, sizeof(flags), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  return flags[0] != 0 ? "w13" : flags[1] != 0 ? "w2" : nullptr;
 }
 
 inline long long x_stride(LayerCall const& call, LocalShape const& shape) { return call.x_stride != 0 ? call.x_stride : shape.hidden; }
@@ -41,6 +35,27 @@ inline void check_call(Request const& r, LocalShape const& shape, W4Tuning const
   if (tuning.tile_rows < 8 || tuning.tile_rows > most_rows || tuning.tile_rows % 8 != 0) {
     throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", most_rows, "]"));
   }
+}
+
+/// A layer whose tokens are slots, as in the batched format.
+inline LocalShape of_slots(LocalShape shape) {
+  shape.topk = 1;
+  return shape;
+}
+/// The number of tokens for which a batch's tiles are chosen.
+inline int expected_tokens(LocalShape const& shape, BatchedCall const& batch) {
+  return shape.num_experts * std::clamp(batch.expected_rows, 1, std::max(1, batch.capacity));
+}
+/// A batch as a call of slots. E_ARG without counts.
+inline LayerCall call_of(LocalShape const& shape, BatchedCall const& batch) {
+  LayerCall call{};
+  call.x = batch.x;
+  call.x_scales = batch.x_scales;
+  call.out = batch.out;
+  call.max_tokens = shape.num_experts * batch.capacity;
+  call.gather = batch.gather;
+  if (call.max_tokens > 0 && batch.counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
+  return call;
 }
 
 /// The slots and the work list. `gate_features`: features of a weight tile of w13.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/w4/a8/kernel.cuh: both products of one MoE layer with mxfp4 weights and e4m3 activations in one persistent kernel: the
-// frame of experts/hopper/w4/frame.cuh, with products in e4m3 and an intermediate that GEMM1 stores as codes and scales.
+// frame of experts/hopper/w4/frame.cuh, with products in e4m3 and an intermediate that GEMM1 stores as codes and scales. Its launches: a
+// program may instantiate launch_layer in files of its own and declare the instances extern.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/w4/a8/any_epilogue.cuh"
 #include "moe/experts/hopper/w4/a8/epilogue.cuh"
 #include "moe/experts/hopper/w4/a8/layout.cuh"
 #include "moe/experts/hopper/w4/a8/loaders.cuh"
@@ -14,38 +16,45 @@
 
 namespace moe::hopper::w4a8 {
 
-template <int Groups, int Depth, int Stages, int MaxRows>
+template <int Groups, int Depth, int Stages, int MaxRows, bool Any>
 __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_kernel(__grid_constant__ Params const p) {
-  using L = Layout<Groups, Depth, Stages, MaxRows>;
+  using L = Layout<Groups, Depth, Stages, MaxRows, Any>;
   extern __shared__ char w4a8_smem[];
   Memory<L> const memory{{w4a8_smem + ((1024u - (smem_address(w4a8_smem) & 1023u)) & 1023u)}};
-  if (threadIdx.x < MaxRows) memory.amax()[threadIdx.x] = 0;
+  if (threadIdx.x < L::kScaleGroups * MaxRows) memory.amax()[threadIdx.x] = 0;
   auto const consume = [&]<int N>(RingState<Stages>& ring, Unit const& unit, int group) {
     auto const multiply_unit = [&](w4::Span const& span, float (&total)[L::kBricks][N / 2]) {
       multiply<L, N>(memory, ring, group, span, total);
     };
-    auto const activate = [&](w4::Span const& span, int, float (&total)[L::kBricks][N / 2]) {
-      store_activated<L, N>(p, memory, unit, span.first + group * L::kBricks, group, total);
+    auto const activate = [&](w4::Span const& span, int mine, float (&total)[L::kBricks][N / 2]) {
+      int const first = span.first + group * L::kBricks;
+      if constexpr (Any) {
+        activate_any<L, N>(p, memory, unit, first, mine, group, total);
+        store_any_codes<L, N>(p, memory, unit, p.any.gated ? kDepth : kBrickRows * span.side, group, total);
+      } else {
+        store_activated<L, N>(p, memory, unit, first, group, total);
+      }
     };
     w4::consume_unit<L, MaxRows, N>(p, memory, ring, unit, group, multiply_unit, activate);
   };
   w4::run_roles<L, MaxRows>(p, memory, [&](int gather_warp) { load_rows<MaxRows, L>(p, memory, gather_warp); }, consume);
 }
 
-template <int Groups, int Depth, int Stages, int MaxRows>
+template <int Groups, int Depth, int Stages, int MaxRows, bool Any>
 inline void launch_tile(Params const& p, int workers, cudaStream_t stream) {
-  using L = Layout<Groups, Depth, Stages, MaxRows>;
-  auto* const kernel = layer_kernel<Groups, Depth, Stages, MaxRows>;
+  using L = Layout<Groups, Depth, Stages, MaxRows, Any>;
+  auto* const kernel = layer_kernel<Groups, Depth, Stages, MaxRows, Any>;
   static moe::hopper::detail::OncePerDevice once;
   moe::hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
   moe::hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, p);
 }
 
-[[gnu::used]] inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
+template <bool Any>
+void launch_layer(Params const& p, int workers, cudaStream_t stream) {
   if (p.align.plan.tile_rows <= 16) {
-    launch_tile<4, 2, 5, 16>(p, workers, stream);
+    launch_tile<4, 2, 5, 16, Any>(p, workers, stream);
   } else {
-    launch_tile<2, 1, 6, kMostRows>(p, workers, stream);
+    launch_tile<2, 1, 6, Any ? kMostAnyRows : kMostRows, Any>(p, workers, stream);
   }
 }
 

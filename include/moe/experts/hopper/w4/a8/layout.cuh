@@ -9,8 +9,9 @@
 
 namespace moe::hopper::w4a8 {
 
-/// x and inter are e4m3 codes. layer.steps and plan.space count bricks of 128 of K; layer.intermediate is a multiple of 128.
-struct Params : w4::Params {
+/// x and inter are e4m3 codes. layer.steps and plan.space count bricks of 128 of K; layer.intermediate is a multiple of 128. `any` and
+/// `weight_on_input` are for kernels of any activation.
+struct Params : w4::AnyParams {
   float const* x_scales;  ///< of rows of x, one per 128 of K
   long long x_scale_stride;
   float* inter_scales;  ///< [slots, scale_blocks], rows sorted by expert
@@ -18,10 +19,12 @@ struct Params : w4::Params {
 };
 
 /// As w4::Layout. A row's scales take four floats a step: those of the intermediate come in whole 16 bytes.
-template <int Groups, int Depth, int Stages, int MaxRows>
+template <int Groups, int Depth, int Stages, int MaxRows, bool Any>
 struct Layout {
   static constexpr W4Scheme kScheme = W4Scheme::mxfp4;
-  static constexpr bool kAny = false;
+  static constexpr bool kAny = Any;
+  static constexpr int kMaxRows = MaxRows;
+  static constexpr int kScaleGroups = Any ? 2 : 1;  ///< most scale groups of the features of a tile: without gates it has 256
   static constexpr int kStages = Stages;
   static constexpr int kGroups = Groups;
   static constexpr int kDepth = Depth;
@@ -42,8 +45,8 @@ struct Layout {
   static constexpr int kControl = kFlag + 16;
   static constexpr int kRowScales = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;
   static constexpr int kAmax = kRowScales + Stages * Depth * MaxRows * 16;
-  static constexpr int kBytes = kAmax + MaxRows * 4 + 1024;
-  static_assert(Groups * kPassRows >= MaxRows, "the staging buffers together hold 128 codes of every row");
+  static constexpr int kBytes = kAmax + kScaleGroups * MaxRows * 4 + 1024;
+  static_assert(Groups * kPassRows >= kScaleGroups * MaxRows, "the staging buffers together hold 128 codes of every row and scale group");
   static_assert(kBytes <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
 };
 
@@ -53,6 +56,7 @@ struct Memory : w4::Memory<L> {
   __device__ float* row_scales(int stage, int d) const {
     return reinterpret_cast<float*>(this->base + L::kRowScales) + (stage * L::kDepth + d) * (L::kRowBytes / 128) * 4;
   }
+  /// Of the rows of each scale group.
   __device__ int* amax() const { return reinterpret_cast<int*>(this->base + L::kAmax); }
 };
 

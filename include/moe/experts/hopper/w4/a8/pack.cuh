@@ -10,8 +10,7 @@
 
 namespace moe::hopper::w4a8 {
 
-/// One brick a block of 128 threads: grid (steps of 128 along K, bricks along the rows, experts). `a.bad` is set for a scale byte over
-/// kMostExponent; `a.largest` is not used.
+/// One brick a block of 128 threads: grid (steps of 128 along K, bricks along the rows, experts). `a.largest` is not used.
 static __global__ void pack_bricks(W4PackArgs const a) {
   int const step = static_cast<int>(blockIdx.x);
   int const steps = static_cast<int>(gridDim.x);
@@ -57,7 +56,6 @@ static __global__ void pack_bricks(W4PackArgs const a) {
       int const first = step * kDepth + 32 * g;
       if (row < 0 || first >= a.cols) continue;
       exponent[g] = static_cast<std::uint8_t const*>(a.scales)[(expert * a.rows + row) * (a.cols / 32) + first / 32];
-      if (exponent[g] > kMostExponent) *a.bad = 1;
       for (int k = first; k < first + 32 && !used[g]; ++k) used[g] = (code(row, k) & 7u) != 0;
     }
     folded = fold_scales(exponent, used);

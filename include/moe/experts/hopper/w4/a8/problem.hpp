@@ -16,7 +16,8 @@ inline constexpr int kDepth = 128;  ///< of K of a brick; activations and the in
 inline constexpr int kCodeBytes = 4096;
 inline constexpr int kScaleBytes = 256;
 inline constexpr int kBrickBytes = kCodeBytes + kScaleBytes + 16;
-inline constexpr int kMostRows = 80;  ///< of a tile: sums take half as many registers again
+inline constexpr int kMostRows = 80;     ///< of a tile: sums take half as many registers again
+inline constexpr int kMostAnyRows = 64;  ///< of a tile of any activation: its formulas together are a lot of code
 
 constexpr int padded(int columns) { return (columns + kDepth - 1) / kDepth * kDepth; }
 
@@ -26,7 +27,10 @@ MOE_HD constexpr std::int64_t packed_bytes(std::int64_t rows, std::int64_t cols)
 }
 
 /// E_CONFIG unless the kernels can run these sizes; E_ARG for null or misaligned weights.
-inline void check(LocalShape const& s, W4Weights const& w) {
+inline void check(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
+  if (scheme != W4Scheme::mxfp4) {
+    throw Error(ErrorCode::config, text("hopper_w4a8: weights in ", name(scheme), " under rows of e4m3 have no kernels, mxfp4 has"));
+  }
   w4::check_sizes("hopper_w4a8", s, W4Scheme::mxfp4, kBrickRows, 32);
   w4::check_stored("hopper_w4a8", w);
 }
@@ -39,15 +43,19 @@ constexpr W4Workspace plan_workspace(LocalShape s, int max_tokens) {
 /// Blocks of 128 in a row of the intermediate's scales: whole 16 bytes.
 constexpr int scale_blocks(int padded_columns) { return (padded_columns / kDepth + 3) / 4 * 4; }
 
-constexpr W4Tuning choose_tuning(LocalShape const& shape, int max_tokens) {
+constexpr W4Tuning choose_tuning(LocalShape const& shape, int max_tokens, int most_rows = kMostRows) {
   W4Tuning t{};
   std::int64_t const rows = std::int64_t{max_tokens} * shape.topk / (shape.num_experts > 0 ? shape.num_experts : 1);
-  t.tile_rows = rows <= 9 ? 16 : kMostRows;
+  t.tile_rows = rows <= 9 ? 16 : most_rows;
   return t;
 }
 
 struct Params;
 /// Enqueues the layer kernel on this number of multiprocessors.
+using Launcher = void (*)(Params const& params, int workers, CUstream_st* stream);
+/// The launcher of W4Activation, or of any activation. Defined in experts/hopper/w4/a8/kernel.cuh, from which a program instantiates or
+/// links them (moe_add_hopper_kernels).
+template <bool Any>
 void launch_layer(Params const& params, int workers, CUstream_st* stream);
 
 }  // namespace moe::hopper::w4a8

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/widened_cases.cuh: random layers whose weights the Hopper experts widen in registers, their error against the device oracle on
-// dequantised weights, and the cases that every such policy must pass.
+// tests/gpu/packed_cases.cuh: random layers whose weights the Hopper experts pack and convert in registers, their error against the device
+// oracle on dequantised weights, and the cases that every such policy must pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -29,7 +30,7 @@ namespace moe_test {
 
 using namespace moe;
 
-struct WidenedConfig : LayerDefaults {
+struct PackedConfig : LayerDefaults {
   using Act = bf16;
   using Weight = bf16;
   using Activation = activation::Any;
@@ -47,7 +48,7 @@ struct RandomWeights {
   Buffer<Code, space::cuda> c13, c2;
   Buffer<Scale, space::cuda> s13, s2;
   Buffer<float, space::cuda> b13, b2;
-  WeightsOf<WidenedConfig, Quant> view;
+  WeightsOf<PackedConfig, Quant> view;
 
   RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F, bool gated = true) {
     std::int64_t const rows13 = (gated ? 2 : 1) * s.intermediate;
@@ -126,33 +127,68 @@ inline std::vector<std::int32_t> make_ids(Sizes const& s, int tokens, Load load,
 inline activation::Any const kSilu{};
 inline activation::Any const kGptOss{activation::Kind::swigluoai_halves, {1.702F, 1.0F, 7.0F, 4.0F, 25.0F}};
 
+/// Rows of `hidden` as a backend hands them to experts, on the device.
+template <class Quant>
+struct StoredRows {
+  using Element = typename Quant::template Payload<bf16>;
+  using Scale = typename Quant::Scale;
+  std::int64_t hidden, count;
+  Buffer<Element, space::cuda> elements;
+  Buffer<Scale, space::cuda> scales;
+
+  StoredRows(std::vector<bf16> const& rows, std::int64_t row_elements)
+      : hidden(row_elements), count(static_cast<std::int64_t>(rows.size()) / row_elements) {
+    std::vector<Element> e(rows.size());
+    std::vector<Scale> s(static_cast<std::size_t>(count * Quant::scale_cols(hidden)));
+    for (std::int64_t r = 0; r < count; ++r) {
+      Quant{}.template quantize_row<bf16>(rows.data() + r * hidden, hidden, e.data() + r * hidden,
+                                          s.data() + r * Quant::scale_cols(hidden));
+    }
+    elements = upload(e);
+    if (!s.empty()) scales = upload(s);
+  }
+  Rows<Element const> element_rows() const { return make_rows(static_cast<Element const*>(elements.data()), count, hidden); }
+  Rows<Scale const> scale_rows() const { return make_rows(static_cast<Scale const*>(scales.data()), count, Quant::scale_cols(hidden)); }
+  /// `blocks` blocks of equally many rows.
+  Blocks<Element const> element_blocks(std::int64_t blocks) const {
+    return make_blocks(static_cast<Element const*>(elements.data()), blocks, count / blocks, hidden);
+  }
+  Blocks<Scale const> scale_blocks(std::int64_t blocks) const {
+    return make_blocks(static_cast<Scale const*>(scales.data()), blocks, count / blocks, Quant::scale_cols(hidden));
+  }
+};
+
+inline std::vector<bf16> random_rows(Sizes const& s, int tokens, std::mt19937_64& gen, std::normal_distribution<float>& normal) {
+  std::vector<bf16> rows(static_cast<std::size_t>(tokens) * s.hidden);
+  for (bf16& v : rows) v = from_float<bf16>(normal(gen));
+  return rows;
+}
+
 /// Random rows and router weights of one call, on the device.
 template <class Quant>
 struct RandomCall {
-  Buffer<bf16, space::cuda> x;
+  std::normal_distribution<float> normal;
+  StoredRows<Quant> x;
   Buffer<float, space::cuda> w;
   Buffer<std::int32_t, space::cuda> ids;
-  StandardTokensOf<WidenedConfig, Quant> batch{};
+  StandardTokensOf<PackedConfig, Quant> batch{};
 
-  RandomCall(Sizes const& s, int tokens, Load load, std::mt19937_64& gen) {
-    std::vector<bf16> rows(static_cast<std::size_t>(tokens) * s.hidden);
+  RandomCall(Sizes const& s, int tokens, Load load, std::mt19937_64& gen) : x(random_rows(s, tokens, gen, normal), s.hidden) {
     std::vector<float> weights(static_cast<std::size_t>(tokens) * s.topk);
-    std::normal_distribution<float> normal;
-    for (bf16& v : rows) v = from_float<bf16>(normal(gen));
     for (float& v : weights) v = 0.05F + std::abs(normal(gen));
-    x = upload(rows);
     w = upload(weights);
     ids = upload(make_ids(s, tokens, load, gen));
-    batch.rows = make_rows(static_cast<bf16 const*>(x.data()), tokens, std::int64_t{s.hidden});
+    batch.rows = x.element_rows();
+    batch.scales = x.scale_rows();
     batch.topk_ids = make_rows(static_cast<std::int32_t const*>(ids.data()), tokens, std::int64_t{s.topk});
     batch.topk_weights = make_rows(static_cast<float const*>(w.data()), tokens, std::int64_t{s.topk});
   }
 };
 
 template <class Quant, class Experts>
-using StandardKernel = typename Experts::template Kernel<WidenedConfig, Quant, ActivationFormat::standard>;
+using StandardKernel = typename Experts::template Kernel<PackedConfig, Quant, ActivationFormat::standard>;
 template <class Quant, class Experts>
-using BatchedKernel = typename Experts::template Kernel<WidenedConfig, Quant, ActivationFormat::batched>;
+using BatchedKernel = typename Experts::template Kernel<PackedConfig, Quant, ActivationFormat::batched>;
 
 /// `Experts` and the oracle on one random batch: the relative error, after checking that a second run gives the same bits. Workspace and
 /// output hold NaN before each.
@@ -161,7 +197,7 @@ double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed,
                       int exponent = 0, bool weight_on_input = false) {
   std::mt19937_64 gen(seed);
   RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated());
-  Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
+  Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
   RandomCall<Quant> const call(s, tokens, load, gen);
   auto const count = static_cast<std::size_t>(tokens) * s.hidden;
   std::vector<float> want(count);
@@ -177,9 +213,9 @@ double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed,
   Buffer<bf16, space::cuda> y(static_cast<std::int64_t>(count));
   std::vector<bf16> got(count);
   std::vector<bf16> again(count);
-  auto const poison = upload(std::vector<bf16>(count, from_float<bf16>(std::numeric_limits<float>::quiet_NaN())));
-  StandardTokensOf<WidenedConfig, Quant> bad = call.batch;
-  bad.rows = make_rows(poison.data(), tokens, std::int64_t{s.hidden});
+  StoredRows<Quant> const poison(std::vector<bf16>(count, from_float<bf16>(std::numeric_limits<float>::quiet_NaN())), s.hidden);
+  StandardTokensOf<PackedConfig, Quant> bad = call.batch;
+  bad.rows = poison.element_rows();
   for (auto* result : {&got, &again}) {
     kernel.apply(bad, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);  // leaves NaN all over the workspace
     Memory<space::cuda>::fill(y.data(), 0xFF, y.bytes());
@@ -198,8 +234,8 @@ void graph_follows_the_devices_row_count() {
   std::mt19937_64 gen(500);
   RandomWeights<Quant> const weights(s, false, gen);
   Arena<space::cuda> arena;
-  StandardKernel<Quant, Experts> kernel(Shape<WidenedConfig>(LayerShape{s.hidden, s.intermediate, s.experts, s.topk}), weights.view,
-                                        kTokens, Quant{}, kSilu, {}, arena);
+  StandardKernel<Quant, Experts> kernel(Shape<PackedConfig>(LayerShape{s.hidden, s.intermediate, s.experts, s.topk}), weights.view, kTokens,
+                                        Quant{}, kSilu, {}, arena);
   RandomCall<Quant> call(s, kTokens, Load::random, gen);
   auto rows = upload(std::vector<std::int32_t>{kTokens});
   call.batch.num_rows = rows.data();
@@ -241,7 +277,7 @@ void batched_equals_oracle(double tolerance) {
   constexpr int kCapacity = 70;
   std::mt19937_64 gen(600);
   RandomWeights<Quant> const weights(s, true, gen);
-  Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
   std::vector<std::int32_t> const counts{0, 1, kCapacity, 9, 33};
   std::vector<bf16> x(static_cast<std::size_t>(s.experts) * kCapacity * s.hidden);
   std::normal_distribution<float> normal;
@@ -250,10 +286,11 @@ void batched_equals_oracle(double tolerance) {
     bool const valid = static_cast<int>(row % kCapacity) < counts[row / kCapacity];
     x[i] = from_float<bf16>(valid ? normal(gen) : std::numeric_limits<float>::quiet_NaN());
   }
-  auto const device_x = upload(x);
+  StoredRows<Quant> const stored(x, s.hidden);
   auto const device_counts = upload(counts);
-  BatchedTokensOf<WidenedConfig, Quant> batch{};
-  batch.rows = make_blocks(device_x.data(), s.experts, kCapacity, std::int64_t{s.hidden});
+  BatchedTokensOf<PackedConfig, Quant> batch{};
+  batch.rows = stored.element_blocks(s.experts);
+  batch.scales = stored.scale_blocks(s.experts);
   batch.expert_num_tokens = make_vector(device_counts.data(), s.experts);
   Arena<space::cuda> arena;
   BatchedKernel<Quant, experts::CudaReference> oracle(shape, weights.view, kCapacity, {}, kSilu, {}, arena);
@@ -281,9 +318,10 @@ void batched_equals_oracle(double tolerance) {
     gather[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(rows - 1 - r);
     std::copy_n(x.data() + r * s.hidden, s.hidden, list.data() + (rows - 1 - r) * s.hidden);
   }
-  auto const device_list = upload(list);
+  StoredRows<Quant> const stored_list(list, s.hidden);
   auto const device_gather = upload(gather);
-  batch.rows = make_blocks(device_list.data(), 1, rows, std::int64_t{s.hidden});
+  batch.rows = stored_list.element_blocks(1);
+  batch.scales = stored_list.scale_blocks(1);
   batch.gather = make_rows(device_gather.data(), s.experts, std::int64_t{kCapacity});
   std::vector<bf16> const gathered = run();
   EXPECT_EQ(std::memcmp(plain.data(), gathered.data(), plain.size() * sizeof(bf16)), 0) << "gathered";
@@ -297,7 +335,7 @@ void weights_changed_in_place_are_packed_anew() {
   std::mt19937_64 gen(650);
   RandomWeights<Quant> weights(s, false, gen);
   RandomWeights<Quant> const others(s, false, gen);
-  Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
   Arena<space::cuda> arena;
   Kernel kernel(shape, weights.view, 8, Quant{}, kSilu, {}, arena);
   Kernel const fresh(shape, others.view, 8, Quant{}, kSilu, {}, arena);
@@ -321,14 +359,26 @@ void weights_changed_in_place_are_packed_anew() {
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(bf16)), 0);
 }
 
-/// The code with which a kernel of these weights is refused; none if they fit.
+/// The error with which a kernel of these weights is refused; none if they fit.
+template <class Experts, class Quant>
+std::optional<Error> refusal(RandomWeights<Quant> const& weights, LayerShape const& shape, activation::Any const& act = kSilu) {
+  return error_of([&] {
+    Arena<space::cuda> arena;
+    StandardKernel<Quant, Experts> kernel(Shape<PackedConfig>(shape), weights.view, 8, Quant{}, act, {}, arena);
+  });
+}
 template <class Experts, class Quant>
 std::optional<ErrorCode> refusal_of(RandomWeights<Quant> const& weights, LayerShape const& shape, activation::Any const& act = kSilu) {
-  std::optional<Error> const error = error_of([&] {
-    Arena<space::cuda> arena;
-    StandardKernel<Quant, Experts> kernel(Shape<WidenedConfig>(shape), weights.view, 8, Quant{}, act, {}, arena);
-  });
+  std::optional<Error> const error = refusal<Experts>(weights, shape, act);
   return error ? std::optional(error->code()) : std::nullopt;
+}
+/// The message of its E_UNSUPPORTED; empty if the weights fit.
+template <class Experts, class Quant>
+std::string refusal_message(RandomWeights<Quant> const& weights, LayerShape const& shape) {
+  std::optional<Error> const error = refusal<Experts>(weights, shape);
+  if (!error) return "";
+  EXPECT_EQ(error->code(), ErrorCode::unsupported);
+  return error->message();
 }
 
 }  // namespace moe_test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/widened_weights.hpp: what the policies hopper_w4a16 and hopper_w8a16 share: experts that widen codes to bf16 in registers.
-// Plain host C++.
+// experts/hopper/packed_weights.hpp: what the policies hopper_w4a16, hopper_w8a16 and hopper_w4a8 share: experts that pack their weights
+// once and convert codes in registers. Plain host C++.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,16 @@
 #include "moe/experts/hopper/facts.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4/activation.hpp"
+#include "moe/experts/hopper/w4/batched_call.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 
 namespace moe::experts::detail {
 
-/// Experts on hopper::W4A16Layer. `Storages` has kName, and for each quantisation Of<Quant>: kSupported and, where that is true, kScheme
-/// and group(cols), the elements of a row of `cols` that share a scale.
+/// Experts that pack their weights. Storages has kName; for each quantisation Of<Quant>: kSupported and, where that is true, kScheme and
+/// group(cols), the elements of a row of `cols` that share a scale; the Layer; launcher<scheme>() and any_launcher<scheme>() of its
+/// kernels; link_kernels(), which names the function that only the kernels' definitions have.
 template <class Storages>
-struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
+struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   static constexpr char const* kName = Storages::kName;
   struct Params {
     int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
@@ -58,6 +60,7 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel : HopperCalls {
     using Storage = typename Storages::template Of<Quant>;
+    using Layer = typename Storages::Layer;
 
    public:
     using Act = typename Config::Act;
@@ -65,8 +68,8 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
     static constexpr bool kSkipsForeignIds = true;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit, E_UNSUPPORTED for a
-    /// device that is not Hopper.
+    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit, E_UNSUPPORTED for a scale
+    /// under which a weight is not finite or a device that is not Hopper.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls(kName, shape, max_rows, weights.w13.codes.extent(0)),
@@ -74,7 +77,7 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
           shared_(params.workspace),
           sizes_(local_shape(shape, weights)),
           layer_(make_layer(shape, weights, activation, sizes_, arena)) {
-      fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+      Storages::link_kernels();
       std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
       workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
     }
@@ -86,14 +89,25 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
     /// rows rounded to bf16. Enqueues.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
       hopper::LayerCall call{};
-      if (standard_call(tokens, y, call)) layer_.forward(call, workspace_, stream);
+      if (!standard_call(tokens, y, call)) return;
+      if constexpr (Quant::kQuantizesActivations) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
+      layer_.forward(call, workspace_, stream);
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      int const capacity = checked_capacity(tokens, y);
-      if (capacity == 0) return;
-      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity, expected_rows_, y.data_handle(),
-                             workspace_, stream, gather_of(tokens));
+      hopper::BatchedCall call{};
+      call.capacity = checked_capacity(tokens, y);
+      if (call.capacity == 0) return;
+      call.x = tokens.rows.data_handle();
+      if constexpr (Quant::kQuantizesActivations) call.x_scales = tokens.scales.data_handle();
+      call.counts = tokens.expert_num_tokens.data_handle();
+      call.expected_rows = expected_rows_;
+      call.out = y.data_handle();
+      call.gather = gather_of(tokens);
+      layer_.forward_batched(call, workspace_, stream);
     }
 
     /// The tiles of a call of the most rows, for a log.
@@ -101,7 +115,7 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
       constexpr bool kBatched = Format == ActivationFormat::batched;
       int const most = static_cast<int>(max_rows());
       int const rows = kBatched ? std::clamp(expected_rows_, 1, std::max(1, most)) : most;
-      hopper::W4Tuning const t = hopper::choose_w4_tuning(sizes_, Storage::kScheme, kBatched ? sizes_.num_experts * rows : rows);
+      hopper::W4Tuning const t = layer_.tuning(kBatched ? sizes_.num_experts * rows : rows);
       return text("for ", rows, kBatched ? " rows an expert: " : " rows: ", "W4Tuning{tile_rows ", t.tile_rows, ", max_splits ",
                   t.max_splits, ", raster ", t.raster, "}");
     }
@@ -111,29 +125,43 @@ struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
       return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
               Format == ActivationFormat::standard ? shape.topk() : 1};
     }
-    static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
-                                         hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
+    static Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
+                            hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       activation::Kind const kind = hopper::kind_of(activation);
       bool const gated = activation::gated(kind);
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
       hopper::W4Weights w = stored_weights(weights);
       w.w13_group = Storage::group(sizes.hidden);
       w.w2_group = Storage::group(sizes.intermediate);
-      char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme, gated));
+      char* const packed = arena.template take<char>(Layer::packed_bytes(sizes, Storage::kScheme, gated));
       if (hopper::is_w4_activation(kind) && !shape.weight_on_input()) {
         hopper::W4Activation const act = hopper::w4_activation(kind, activation.constants);
-        return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
+        return {sizes, Storage::kScheme, w, act, packed, Storages::template launcher<Storage::kScheme>()};
       }
       hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};
-      return {sizes, Storage::kScheme, w, any, packed, hopper::w4_any_launcher<Storage::kScheme>()};
+      return {sizes, Storage::kScheme, w, any, packed, Storages::template any_launcher<Storage::kScheme>()};
     }
 
     int expected_rows_;
     std::shared_ptr<hopper::SharedWorkspace> shared_;
     hopper::LocalShape sizes_;
-    hopper::W4A16Layer layer_;
+    Layer layer_;
     char* workspace_ = nullptr;
   };
+};
+
+/// What storages of W4A16Layer have in common: codes widened to bf16.
+struct WidenedStorages {
+  using Layer = hopper::W4A16Layer;
+  template <hopper::W4Scheme S>
+  static hopper::W4Launcher launcher() {
+    return hopper::w4_launcher<S>();
+  }
+  template <hopper::W4Scheme S>
+  static hopper::W4Launcher any_launcher() {
+    return hopper::w4_any_launcher<S>();
+  }
+  static void link_kernels() { fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels(); }
 };
 
 }  // namespace moe::experts::detail

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/check_scales.cuh: finds, on the device, a scale or zero point of stored weights that cannot be packed, and refuses it
+// with its value.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "moe/core/error.hpp"
+#include "moe/experts/hopper/w4/pack.cuh"
+#include "moe/quantization/format/weight_scales.hpp"
+
+namespace moe::hopper::w4 {
+
+inline constexpr unsigned long long kNoScale = ~0ULL;
+
+/// The type of a stored scale (W4Weights).
+template <W4Scheme S>
+using StoredScale =
+    std::conditional_t<is_e2m1(S), std::uint8_t, std::conditional_t<has_zero_points(S), moe::quantization::ScaleZero, float>>;
+
+/// What find_bad_scale() looks at: the scales of one matrix of every expert. In nvfp4 an expert's float32 scale is the one behind its
+/// others.
+template <W4Scheme S>
+struct StoredScales {
+  unsigned char const* data;
+  long long count;  ///< of one expert
+
+  MOE_HD constexpr long long entries() const { return count + (S == W4Scheme::nvfp4 ? 1 : 0); }
+  MOE_HD constexpr bool is_global(long long i) const { return S == W4Scheme::nvfp4 && i == count; }
+  MOE_HD constexpr long long offset(long long expert, long long i) const {
+    if (S != W4Scheme::nvfp4) return (expert * count + i) * static_cast<long long>(sizeof(StoredScale<S>));
+    long long const bytes = (count + 3) / 4 * 4;
+    return expert * (bytes + 4) + (is_global(i) ? bytes : i);
+  }
+};
+
+/// Whether every code is a finite number under a scale; a zero point is an integer of 0 to 15.
+template <W4Scheme S>
+MOE_HD inline bool can_be_packed(StoredScale<S> const& scale) {
+  using moe::quantization::is_packable;
+  if constexpr (S == W4Scheme::mxfp4) {
+    return scale <= moe::quantization::largest_exponent(DType::e2m1);
+  } else if constexpr (S == W4Scheme::nvfp4) {
+    return (scale & 0x7F) != 0x7F;
+  } else if constexpr (has_zero_points(S)) {
+    return is_packable(scale, DType::u4) && scale.zero == static_cast<float>(static_cast<int>(scale.zero));
+  } else {
+    return is_packable(scale, S == W4Scheme::int8 ? DType::i8 : DType::u4);
+  }
+}
+
+/// Grid (any, experts). *first, kNoScale before, becomes the least expert · entries() + i of a scale that cannot be packed.
+template <W4Scheme S>
+__global__ void find_bad_scale(StoredScales<S> const scales, unsigned long long* first) {
+  long long const expert = blockIdx.y;
+  long long const step = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < scales.entries(); i += step) {
+    unsigned char const* const at = scales.data + scales.offset(expert, i);
+    bool const good = scales.is_global(i) ? moe::quantization::is_packable_global(*reinterpret_cast<float const*>(at))
+                                          : can_be_packed<S>(*reinterpret_cast<StoredScale<S> const*>(at));
+    if (!good) atomicMin(first, static_cast<unsigned long long>(expert * scales.entries() + i));
+  }
+}
+
+/// What is wrong with a scale whose bytes are at `stored`.
+template <W4Scheme S>
+inline std::string scale_fault(unsigned char const* stored, bool global) {
+  auto const number = [stored](std::size_t at) {
+    float v = 0.0F;
+    std::memcpy(&v, stored + at, sizeof(v));
+    return v;
+  };
+  if (global) return text("is ", number(0), ", it must be positive, and 2688 times it finite");
+  if constexpr (S == W4Scheme::mxfp4) {
+    constexpr int kMost = moe::quantization::largest_exponent(DType::e2m1);
+    return text("is byte ", int{stored[0]}, ", at most ", kMost, " gives finite weights");
+  } else if constexpr (S == W4Scheme::nvfp4) {
+    return text("is byte ", int{stored[0]}, ", which is not a number");
+  } else if constexpr (has_zero_points(S)) {
+    return text("is ", number(0), " with zero point ", number(4), ", 15 times it must be finite, and its zero point an integer of 0 to 15");
+  } else {
+    return text("is ", number(0), ", ", S == W4Scheme::int8 ? 128 : 15, " times it must be finite");
+  }
+}
+
+/// E_UNSUPPORTED, in the name of `policy`, for the first scale of the weights that cannot be packed. `first`: device memory for one number.
+/// Waits for the device.
+template <W4Scheme S>
+inline void check_scales(char const* policy, LocalShape const& shape, W4Weights const& weights, bool gated, unsigned long long* first) {
+  long long const rows13 = (gated ? 2LL : 1LL) * shape.intermediate;
+  auto const check = [&](char const* matrix, void const* data, long long rows, int cols, int group) {
+    StoredScales<S> const scales{static_cast<unsigned char const*>(data), rows * (cols / group)};
+    check_cuda(cudaMemset(first, 0xFF, sizeof(*first)), "cudaMemset");
+    find_bad_scale<S><<<dim3(32, static_cast<unsigned>(shape.num_experts)), 256>>>(scales, first);
+    check_cuda(cudaGetLastError(), "find_bad_scale");
+    unsigned long long found = kNoScale;
+    check_cuda(cudaMemcpy(&found, first, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (found == kNoScale) return;
+    long long const expert = static_cast<long long>(found) / scales.entries();
+    long long const i = static_cast<long long>(found) % scales.entries();
+    bool const global = scales.is_global(i);
+    unsigned char stored[8] = {};
+    check_cuda(
+        cudaMemcpy(stored, scales.data + scales.offset(expert, i), global ? sizeof(float) : sizeof(StoredScale<S>), cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+    throw Error(ErrorCode::unsupported, text(policy, ": ", matrix, " in ", name(S), ": ", global ? "the scale" : text("scale ", i),
+                                             " of expert ", expert, " ", scale_fault<S>(stored, global)));
+  };
+  bool const by_rows = scales_rows(S);
+  check("w13", weights.w13_scales, rows13, shape.hidden, by_rows ? shape.hidden : weights.w13_group);
+  check("w2", weights.w2_scales, shape.hidden, shape.intermediate, by_rows ? shape.intermediate : weights.w2_group);
+}
+
+}  // namespace moe::hopper::w4
