@@ -8,12 +8,23 @@
 namespace moe_c {
 
 namespace {
+
+template <class Act, class Quant>
+void add_one(std::vector<Instance>& all) {
+  all.push_back(instance<Act, Quant, moe::backends::NoExpertParallel<>, moe::experts::OneDnn>());
+}
 template <class Quant>
 void add(std::vector<Instance>& all) {
-  all.push_back(instance<float, Quant, moe::backends::NoExpertParallel<>, moe::experts::OneDnn>());
-  all.push_back(instance<moe::bf16, Quant, moe::backends::NoExpertParallel<>, moe::experts::OneDnn>());
-  all.push_back(instance<moe::f16, Quant, moe::backends::NoExpertParallel<>, moe::experts::OneDnn>());
+  add_one<float, Quant>(all);
+  add_one<moe::bf16, Quant>(all);
+  add_one<moe::f16, Quant>(all);
 }
+/// Schemes that have no layers in float16.
+template <class... Quants>
+void add_two(std::vector<Instance>& all) {
+  ((add_one<float, Quants>(all), add_one<moe::bf16, Quants>(all)), ...);
+}
+
 }  // namespace
 
 void add_host_instances(std::vector<Instance>& all) {
@@ -24,6 +35,8 @@ void add_host_instances(std::vector<Instance>& all) {
   add<moe::quantization::WNa16<4, 64>>(all);
   add<moe::quantization::WNa16<4, 128>>(all);
   add<moe::quantization::Mxfp4W4A16<>>(all);
+  add_two<moe::quantization::Int4Group128Zero, moe::quantization::Int8PerChannel, moe::quantization::Int8PerToken,
+          moe::quantization::Mxfp8<>, moe::quantization::Mxfp4Fp8<>, moe::quantization::Nvfp4W4A16>(all);
 }
 
 }  // namespace moe_c

@@ -5,6 +5,7 @@
 using Int4Group32 = moe::quantization::WNa16<4, 32>;
 using Int4Group64 = moe::quantization::WNa16<4, 64>;
 using Int4Group128 = moe::quantization::Int4Group128;
+using Int4Group128Zero = moe::quantization::Int4Group128Zero;
 
 MOE_C_HOST_LAYERS(float, Int4Group32)
 MOE_C_HOST_LAYERS(moe::bf16, Int4Group32)
@@ -15,3 +16,5 @@ MOE_C_HOST_LAYERS(moe::f16, Int4Group64)
 MOE_C_HOST_LAYERS(float, Int4Group128)
 MOE_C_HOST_LAYERS(moe::bf16, Int4Group128)
 MOE_C_HOST_LAYERS(moe::f16, Int4Group128)
+MOE_C_HOST_LAYERS(float, Int4Group128Zero)
+MOE_C_HOST_LAYERS(moe::bf16, Int4Group128Zero)

@@ -20,7 +20,7 @@ struct Instance {
   std::string_view backend;
   std::string_view experts;
   std::unique_ptr<moe::c::Runner> (*make)(moe::c::Request const&, bool&);
-  /// Null, or why these experts cannot run this request on its device. Empty: they can.
+  /// Null, or why these experts, which it names, cannot run this request on its device. Empty: they can.
   std::string (*unfit)(moe::c::Request const&) = nullptr;
 };
 

@@ -69,7 +69,7 @@ std::unique_ptr<moe::c::Runner> moe::c::make_runner(Request const& r, bool& told
     if (!r.experts.empty() && i.experts != r.experts) continue;
     std::string const why = i.unfit == nullptr ? "" : i.unfit(r);
     if (why.empty()) return i.make(r, told);
-    unfit += text(unfit.empty() ? "" : "; ", i.experts, ": ", why);
+    unfit += text(unfit.empty() ? "" : "; ", why);
   }
   if (!unfit.empty()) throw Error(ErrorCode::unsupported, unfit);
   moe_c::refuse(r);

@@ -7,6 +7,8 @@
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/schemes.hpp"
 
 #define MOE_C_CUDA_LAYER(Act, Experts, ...) \

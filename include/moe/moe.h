@@ -187,19 +187,29 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
  * up 0, gate 1, ...) must be reordered before: the rows of w13, of its scales and its bias.
  *
  * @verbatim
-   quantization     w13 [E_local, 2I, .]  w2 [E_local, H, .]  elements                    scales of a matrix [N, K]: float32 unless stated
-   "none"           H                     I                   the runner's dtype          NULL
-   "fp8_block128"   H                     I                   float8_e4m3fn or uint8      [E_local, ceil(N/128), ceil(K/128)]
-   "fp8_per_token"  H                     I                   float8_e4m3fn or uint8      [E_local, N] or [E_local, N, 1]
-   "int4_group32"   H/2                   I/2                 uint8, low nibble first:    [E_local, N, K/32]
-   "int4_group64"   H/2                   I/2                 x = (code - 8) * scale      [E_local, N, K/64]
-   "int4_group128"  H/2                   I/2                                             [E_local, N, K/128]
-   "mxfp4_w4a16"    H/2                   I/2                 uint8, low nibble first,    [E_local, N, K/32], uint8 or float8_e8m0fnu
-                                                              or float4_e2m1fn x 2
+   quantization           w13 [E_local, 2I, .]  w2 [E_local, H, .]  elements              scales of a matrix [N, K]: float32 unless stated
+   "none"                 H                     I                   the runner's dtype    NULL
+   "fp8_block128"         H                     I                   e4m3                  [E_local, ceil(N/128), ceil(K/128)]
+   "fp8_per_token"        H                     I                   e4m3                  [E_local, N] or [E_local, N, 1]
+   "mxfp8"                H                     I                   e4m3                  [E_local, N, K/32], uint8 or float8_e8m0fnu
+   "int8_per_channel"     H                     I                   int8                  [E_local, N] or [E_local, N, 1]
+   "int8_per_token"       H                     I                   int8                  [E_local, N] or [E_local, N, 1]
+   "int4_group32"         H/2                   I/2                 int4                  [E_local, N, K/32]
+   "int4_group64"         H/2                   I/2                 int4                  [E_local, N, K/64]
+   "int4_group128"        H/2                   I/2                 int4                  [E_local, N, K/128]
+   "int4_group128_zero"   H/2                   I/2                 int4                  [E_local, N, K/128, 2]: scale, zero point
+   "mxfp4_w4a16"          H/2                   I/2                 e2m1                  [E_local, N, K/32], uint8 or float8_e8m0fnu
+   "mxfp4_fp8"            H/2                   I/2                 e2m1                  [E_local, N, K/32], uint8 or float8_e8m0fnu
+   "nvfp4_w4a16"          H/2                   I/2                 e2m1                  [E_local, 4 * ceil(N*K/64) + 4] uint8, see below
+
+   e4m3: float8_e4m3fn or uint8.  int4: uint8, low nibble first; x = (code - 8) * scale, with zero points (code - zero) * scale.
+   e2m1: uint8, low nibble first, or float4_e2m1fn x 2.
    @endverbatim
  *
- * An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the sizes. Scales multiply the
- * codes. The fp8 schemes also quantise the activations (groups of 128, or one scale a row). moe_quantize() makes such arrays.
+ * Scales multiply the codes. An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the
+ * sizes. nvfp4: an expert's e4m3 scales [N, K/16], zeros up to a multiple of 4 bytes, then the 4 bytes of its global scale, a float32 that
+ * multiplies, too. Activations are quantised to e4m3 by "fp8_block128" and "mxfp4_fp8" (a scale for 128 of a row), "mxfp8" (32) and
+ * "fp8_per_token" (the row), to int8 by "int8_per_token" (the row). moe_quantize() makes such arrays.
  */
 /* clang-format on */
 typedef struct moe_weights {
@@ -235,7 +245,7 @@ typedef struct moe_runner_config {
   const char* backend;             /**< "no_expert_parallel" (default in a group of one), "all_to_all_v" (default of others), "low_latency",
                                       "high_throughput" */
   const char* experts;             /**< NULL: the fastest for this device and quantisation; host: "onednn"; CUDA: "hopper_contiguous",
-                                      "hopper_masked", "hopper_w4a16", "cuda_reference" */
+                                      "hopper_masked", "hopper_w4a16", "hopper_w8a16", "hopper_w4a8", "cuda_reference" */
   int32_t num_threads;             /**< host: threads of the experts, at most 4096; 0: OMP_NUM_THREADS, or all cores */
   int32_t log;                     /**< 1: print one line about the runner to stderr when it is created */
   float activation_situ_gate;      /**< of "situ": gate' = g tanh(gate / g) */
@@ -328,7 +338,7 @@ typedef struct moe_quantized_layout {
   int64_t code_cols;      /**< elements of code_dtype in a row of codes */
   int64_t scale_rows;     /**< rows of scales, or 0 */
   int64_t scale_cols;     /**< columns of scales, or 0 */
-  DLDataType code_dtype;  /**< uint8; "none": {0, 0, 0}, the codes have the dtype of the source */
+  DLDataType code_dtype;  /**< uint8 or int8; "none": {0, 0, 0}, the codes have the dtype of the source */
   DLDataType scale_dtype; /**< element of the scales; "none": {0, 0, 0} */
 } moe_quantized_layout;
 /** Initialiser of moe_quantized_layout. */
@@ -339,7 +349,8 @@ MOE_API moe_status moe_get_quantized_layout(const char* quantization, int64_t ro
                                             moe_quantized_layout* layout) MOE_NOEXCEPT;
 /** Quantises weights in host memory: matrix [rows, cols] or [n, rows, cols], float32, bfloat16 or float16 -> codes and scales with the
  * shapes of moe_get_quantized_layout(), the same n in front, and the dtypes of the table at moe_weights. All arrays are contiguous. Scales
- * of "fp8_per_token" may also be [n, rows]. scales may be NULL for "none". MOE_E_CONFIG as moe_get_quantized_layout(); MOE_E_ARG. */
+ * may have one dimension less: [n, rows] where a row has one. scales may be NULL for "none". MOE_E_CONFIG as moe_get_quantized_layout();
+ * MOE_E_ARG. */
 MOE_API moe_status moe_quantize(const char* quantization, const DLTensor* matrix, const DLTensor* codes,
                                 const DLTensor* scales) MOE_NOEXCEPT;
 

@@ -24,7 +24,7 @@ from ._errors import (
 )
 from ._experts import clear_cache, experts
 from ._ffi import library as _library
-from ._host import Plan, Quantized, Routing, plan, quantize, route
+from ._host import Plan, Quantized, Routing, nvfp4_scales, plan, quantize, route
 from ._runner import Group, Runner, torch as _torch_module
 from ._types import Array, Communicator, RunnerInfo
 
@@ -42,5 +42,5 @@ def has(feature: str) -> bool:
 __all__ = [
     "ArgumentError", "Array", "CapacityError", "Communicator", "ConfigError", "CudaError", "Error", "Group", "InternalError",
     "MismatchError", "OutOfMemoryError", "PeerError", "Plan", "Quantized", "Routing", "Runner", "RunnerInfo", "StateError", "TimeoutError",
-    "UnsupportedError", "clear_cache", "experts", "has", "plan", "quantize", "route",
+    "UnsupportedError", "clear_cache", "experts", "has", "nvfp4_scales", "plan", "quantize", "route",
 ]  # fmt: skip

@@ -2,16 +2,17 @@
 # python/moe/_host.py: route, quantize and plan.
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 from . import _arrays
 from ._errors import ArgumentError, whole_number
 from ._ffi import library
-from ._types import Array
+from ._types import Array, ArrayT
 
 #: Of `plan`; the library's bound of every size.
 MOST_PHYSICAL = 1 << 24
-_DTYPES = {(1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
+_DTYPES = {(0, 8): "int8", (1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
 
 class Routing(NamedTuple):
@@ -122,11 +123,40 @@ def quantize(matrix: Array, quantization: str) -> Quantized:
         scales = _arrays.empty(matrix, (*front[:-1], scale_rows, scale_cols), _DTYPES[layout[6], layout[7]])
     into = None if scales is None else _arrays.export(scales)
     library.quantize(quantization, _arrays.export(matrix, "matrix"), _arrays.export(codes), into)
-    if quantization.startswith("fp8") and _arrays.framework(matrix) == "torch":
+    if quantization.startswith(("fp8", "mxfp8")) and _arrays.framework(matrix) == "torch":
         import torch
 
         codes = codes.view(torch.float8_e4m3fn)
     return Quantized(_arrays.finish(codes, matrix), None if scales is None else _arrays.finish(scales, matrix))
+
+
+def nvfp4_scales(scales: ArrayT, global_scale: Array) -> ArrayT:
+    """The scales of "nvfp4_w4a16" in the form that `Runner` takes: an expert's bytes in one row, the global scale behind the others.
+
+    Args:
+        scales: [E, N, K/16], float8_e4m3fn, or uint8 with the same bits: those of a checkpoint's matrices [N, K].
+        global_scale: float32 [E], one for each matrix; it multiplies. A checkpoint that stores what divides has its reciprocal.
+
+    Returns:
+        uint8 [E, ...], of the framework and device of scales.
+    """
+    _arrays.check("scales", scales, 3)
+    _arrays.check("global_scale", global_scale, 1)
+    kind, count = _arrays.framework(scales), int(scales.shape[0])
+    for name, array, dtypes in (("scales", scales, ("float8_e4m3fn", "uint8")), ("global_scale", global_scale, ("float32",))):
+        if _arrays.dtype_name(array) not in dtypes:
+            raise ArgumentError(f"E_ARG: {name}: dtype is {_arrays.dtype_name(array)}, expected {' or '.join(dtypes)}")
+        if _arrays.framework(array) != kind or kind == "dlpack":
+            expected = "torch, numpy, JAX or CuPy" if kind == "dlpack" else kind
+            raise ArgumentError(f"E_ARG: {name}: is an array of {_arrays.framework(array)}, expected one of {expected}")
+    if int(global_scale.shape[0]) != count:
+        raise ArgumentError(f"E_ARG: global_scale: shape is {tuple(global_scale.shape)}, expected ({count},)")
+    module: Any = importlib.import_module("jax.numpy" if kind == "jax" else kind)
+    blocks: Any = scales
+    globals_: Any = global_scale
+    rows = blocks.reshape(count, int(blocks.shape[1]) * int(blocks.shape[2])).view(module.uint8)
+    last = globals_.reshape(count, 1).view(module.uint8)
+    return module.concatenate((rows, module.zeros_like(rows[:, : -rows.shape[1] % 4]), last), 1)
 
 
 def plan(load: Array, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, num_groups: int = 1) -> Plan:

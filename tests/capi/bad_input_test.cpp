@@ -269,6 +269,45 @@ TEST(BadInput, CreateQuantizedWeights) {
            MOE_E_ARG,
            {"w13_scale: dtype is float32, expected uint8 or float8_e8m0fnu"}},
           {"float codes", [](Arguments& x) { x.config.quantization = "fp8_per_token"; }, MOE_E_ARG, {"w13", "float32", "uint8"}},
+          {"unsigned codes of int8",
+           [](Arguments& x) {
+             x.config.quantization = "int8_per_channel";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+           },
+           MOE_E_ARG,
+           {"w13: dtype is uint8, expected int8"}},
+          {"scales of nvfp4 without the global one",
+           [](Arguments& x) {
+             x.config.quantization = "nvfp4_w4a16";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.w13.shape[2] /= 2;
+             x.w2.shape[2] /= 2;
+             x.spare.tensor().dtype = {MOE_DL_FLOAT8_E4M3FN, 8, 1};
+             x.weights.w13_scale = x.weights.w2_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"w13_scale: dtype is float8_e4m3fn, expected uint8"}},
+          {"scales of nvfp4 in another shape",
+           [](Arguments& x) {
+             x.config.quantization = "nvfp4_w4a16";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.w13.shape[2] /= 2;
+             x.w2.shape[2] /= 2;
+             x.spare.tensor().dtype = {kDLUInt, 8, 1};
+             x.weights.w13_scale = x.weights.w2_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"w13_scale: shape is", "[8, ...] with 1028 bytes of scales of an expert"}},
+          {"scales without zero points",
+           [](Arguments& x) {
+             x.config.quantization = "int4_group128_zero";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.w13.shape[2] /= 2;
+             x.w2.shape[2] /= 2;
+             x.weights.w13_scale = x.weights.w2_scale = &x.a.logits;
+           },
+           MOE_E_ARG,
+           {"w13_scale: shape is [16, 8], expected [8, ...] with 512 scales and zero points of an expert"}},
           {"sizes of blocks",
            [](Arguments& x) {
              x.config.quantization = "mxfp4_w4a16";

@@ -228,21 +228,26 @@ TEST_P(Schemes, QuantizedWeights) {
   Array<float> s2({4, l2.scale_rows, l2.scale_cols});
   Array<std::uint8_t> e13({4, l13.scale_rows, l13.scale_cols});
   Array<std::uint8_t> e2({4, l2.scale_rows, l2.scale_cols});
-  bool const mx = l13.scale_dtype.code == kDLUInt;
-  ASSERT_OK(moe_quantize(scheme, &a.w13, &c13, mx ? &e13 : &s13));
-  ASSERT_OK(moe_quantize(scheme, &a.w2, &c2, mx ? &e2 : &s2));
-  std::vector<float> const w13 = dequantized(scheme, c13, s13, e13, 256, 128);
+  c13.tensor().dtype = c2.tensor().dtype = l13.code_dtype;
+  bool const bytes = l13.scale_dtype.code == kDLUInt;
+  ASSERT_OK(moe_quantize(scheme, &a.w13, &c13, bytes ? &e13 : &s13));
+  ASSERT_OK(moe_quantize(scheme, &a.w2, &c2, bytes ? &e2 : &s2));
+  std::vector<float> w13 = dequantized(scheme, c13, s13, e13, 256, 128);
   std::vector<float> const w2 = dequantized(scheme, c2, s2, e2, 128, 128);
   std::vector<float> const source = widened(a.w13.values());
   EXPECT_LT(relative_error(w13, {source.begin(), source.end()}), 0.15);
+  if (std::string(scheme).ends_with("_zero")) {  // zero points other than the middle
+    for (std::int64_t i = 1; i < s13.size(); i += 4) s13[i] = 7.0F;
+    w13 = dequantized(scheme, c13, s13, e13, 256, 128);
+  }
 
   moe_runner_config config = a.config();
   config.quantization = scheme;
   moe_weights weights = a.view();
   weights.w13 = &c13;
   weights.w2 = &c2;
-  weights.w13_scale = mx ? &e13 : &s13;
-  weights.w2_scale = mx ? &e2 : &s2;
+  weights.w13_scale = bytes ? &e13 : &s13;
+  weights.w2_scale = bytes ? &e2 : &s2;
   Handles h;
   ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
   ASSERT_OK(moe_runner_forward_routed(h.runner, &a.hidden, &a.ids, &a.weights, &a.output, nullptr, nullptr));
@@ -261,7 +266,10 @@ TEST_P(Schemes, QuantizedWeights) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Schemes,
                          testing::Values(Scheme{"fp8_block128", 0.06}, Scheme{"fp8_per_token", 0.06}, Scheme{"int4_group32", 4e-3},
-                                         Scheme{"int4_group64", 4e-3}, Scheme{"int4_group128", 4e-3}, Scheme{"mxfp4_w4a16", 4e-3}),
+                                         Scheme{"int4_group64", 4e-3}, Scheme{"int4_group128", 4e-3}, Scheme{"mxfp4_w4a16", 4e-3},
+                                         Scheme{"int4_group128_zero", 4e-3}, Scheme{"int8_per_channel", 4e-3},
+                                         Scheme{"int8_per_token", 0.02}, Scheme{"mxfp8", 0.06}, Scheme{"mxfp4_fp8", 0.06},
+                                         Scheme{"nvfp4_w4a16", 4e-3}),
                          [](auto const& info) { return std::string(info.param.name); });
 
 TEST(Capi, Plan) {

@@ -67,11 +67,15 @@ struct Quantized {
     Array<std::uint8_t> c({n, rows, l.code_cols});
     Array<float> s({n, l.scale_rows, l.scale_cols});
     Array<std::uint8_t> e({n, l.scale_rows, l.scale_cols});
-    bool const mx = l.scale_dtype.code == kDLUInt;
-    check(moe_quantize(scheme, &w, &c, mx ? &e : &s));
+    c.tensor().dtype = l.code_dtype;
+    bool const bytes = l.scale_dtype.code == kDLUInt;
+    check(moe_quantize(scheme, &w, &c, bytes ? &e : &s));
+    if (std::string(scheme).ends_with("_zero")) {  // zero points other than the middle
+      for (std::int64_t i = 1; i < s.size(); i += 4) s[i] = 7.0F;
+    }
     wide = dequantized(scheme, c, s, e, rows, cols);
     codes = std::make_unique<OnGpu>(c);
-    scales = mx ? std::make_unique<OnGpu>(e) : std::make_unique<OnGpu>(s);
+    scales = bytes ? std::make_unique<OnGpu>(e) : std::make_unique<OnGpu>(s);
   }
   DLTensor const* scale() const { return scales == nullptr ? nullptr : scales->get(); }
   std::vector<float> wide;

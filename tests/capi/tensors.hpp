@@ -159,31 +159,44 @@ double relative_error(std::vector<T> const& values, std::vector<double> const& e
   return std::sqrt(error / norm);
 }
 
+/// The scale of nvfp4 for element `at` of a matrix of `size` elements, whose bytes of scales begin at `bytes`.
+inline float nvfp4_scale(std::uint8_t const* bytes, std::int64_t size, std::int64_t at) {
+  float global = 0.0F;
+  std::memcpy(&global, bytes + (size / 16 + 3) / 4 * 4, sizeof global);
+  return moe::quantization::decode_e4m3(bytes[at / 16]) * global;
+}
+
 /// [n, rows, cols] of codes and scales as float32, by the definitions at moe_weights.
 inline std::vector<float> dequantized(std::string const& scheme, Array<std::uint8_t>& codes, Array<float>& scales,
                                       Array<std::uint8_t>& bytes, std::int64_t rows, std::int64_t cols) {
   static constexpr float kE2m1[8] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
-  bool const packed = !scheme.starts_with("fp8");
-  std::int64_t const n = codes.size() / (rows * (packed ? cols / 2 : cols));
-  std::int64_t const group = scheme == "int4_group128" ? 128 : scheme == "int4_group64" ? 64 : 32;
+  bool const packed = scheme.starts_with("int4") || scheme.starts_with("mxfp4") || scheme.starts_with("nvfp4");
+  std::int64_t const size = rows * cols;
+  std::int64_t const n = codes.size() / (packed ? size / 2 : size);
+  std::int64_t const group = scheme.starts_with("int4_group128") ? 128 : scheme == "int4_group64" ? 64 : 32;
   std::vector<float> out;
-  for (std::int64_t m = 0; m < n; ++m) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < cols; ++c) {
-        std::int64_t const i = (m * rows + r) * cols + c;
-        int const code = packed ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
-        if (scheme == "fp8_block128") {
-          std::int64_t const across = (cols + 127) / 128;
-          out.push_back(moe::quantization::decode_e4m3(static_cast<std::uint8_t>(code)) *
-                        scales[(m * ((rows + 127) / 128) + r / 128) * across + c / 128]);
-        } else if (scheme == "fp8_per_token") {
-          out.push_back(moe::quantization::decode_e4m3(static_cast<std::uint8_t>(code)) * scales[m * rows + r]);
-        } else if (scheme == "mxfp4_w4a16") {
-          out.push_back((code < 8 ? 1.0F : -1.0F) * std::ldexp(kE2m1[code & 7], bytes[i / 32] - 127));
-        } else {
-          out.push_back(static_cast<float>(code - 8) * scales[i / group]);
-        }
-      }
+  for (std::int64_t i = 0; i < n * size; ++i) {
+    std::int64_t const m = i / size;
+    std::int64_t const r = i % size / cols;
+    auto const code = static_cast<std::uint8_t>(packed ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i]);
+    float const e2m1 = (code < 8 ? 1.0F : -1.0F) * kE2m1[code & 7];
+    if (scheme == "fp8_block128") {
+      std::int64_t const across = (cols + 127) / 128;
+      out.push_back(moe::quantization::decode_e4m3(code) * scales[(m * ((rows + 127) / 128) + r / 128) * across + i % cols / 128]);
+    } else if (scheme == "fp8_per_token") {
+      out.push_back(moe::quantization::decode_e4m3(code) * scales[m * rows + r]);
+    } else if (scheme == "mxfp8") {
+      out.push_back(std::ldexp(moe::quantization::decode_e4m3(code), bytes[i / 32] - 127));
+    } else if (scheme.starts_with("int8")) {
+      out.push_back(static_cast<float>(static_cast<std::int8_t>(code)) * scales[m * rows + r]);
+    } else if (scheme.starts_with("mxfp4")) {
+      out.push_back(std::ldexp(e2m1, bytes[i / 32] - 127));
+    } else if (scheme == "nvfp4_w4a16") {
+      out.push_back(e2m1 * nvfp4_scale(bytes.values().data() + m * (bytes.size() / n), size, i % size));
+    } else if (scheme == "int4_group128_zero") {
+      out.push_back((static_cast<float>(code) - scales[i / group * 2 + 1]) * scales[i / group * 2]);
+    } else {
+      out.push_back(static_cast<float>(code - 8) * scales[i / group]);
     }
   }
   return out;

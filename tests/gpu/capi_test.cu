@@ -183,7 +183,33 @@ INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                                          Case{"int4_group32", "hopper_w4a16", 8e-3}, Case{"int4_group32", "cuda_reference", 8e-3},
                                          Case{"int4_group64", "hopper_w4a16", 8e-3}, Case{"int4_group128", "hopper_w4a16", 8e-3},
                                          Case{"int4_group128", "cuda_reference", 8e-3}, Case{"mxfp4_w4a16", "hopper_w4a16", 8e-3},
-                                         Case{"mxfp4_w4a16", "cuda_reference", 8e-3}));
+                                         Case{"mxfp4_w4a16", "cuda_reference", 8e-3}, Case{"int4_group128_zero", "hopper_w4a16", 8e-3},
+                                         Case{"nvfp4_w4a16", "hopper_w4a16", 8e-3}, Case{"int8_per_channel", "hopper_w8a16", 8e-3},
+                                         Case{"int8_per_token", "hopper_contiguous", 0.02}, Case{"mxfp4_fp8", "hopper_w4a8", 0.06},
+                                         Case{"mxfp8", "cuda_reference", 0.06}));
+
+TEST(CapiOnGpu, LayersThatNoExpertsTake) {
+  if (!on_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  GpuLayer a;
+  GpuHandles h;
+  Quantized const w13("mxfp4_fp8", a.host.w13);
+  Quantized const w2("mxfp4_fp8", a.host.w2);
+  a.config.quantization = "mxfp4_fp8";
+  a.weights.w13 = w13.codes->get();
+  a.weights.w2 = w2.codes->get();
+  a.weights.w13_scale = w13.scale();
+  a.weights.w2_scale = w2.scale();
+  ASSERT_OK(a.create(h.group, &h.runner));
+  moe_runner_t none = nullptr;
+  a.config.activation = "gelu";
+  expect_refused(a.create(h.group, &none), MOE_E_UNSUPPORTED, "hopper_w4a8: not for the activation gelu");
+  a.config.activation = "silu";
+  a.config.weight_on_input = 1;
+  expect_refused(a.create(h.group, &none), MOE_E_UNSUPPORTED, "with the router weight on the input");
+  a.config.weight_on_input = 0;
+  a.config.experts = "hopper_w4a16";
+  expect_refused(a.create(h.group, &none), MOE_E_CONFIG, "experts: \"hopper_w4a16\"");
+}
 
 TEST(CapiOnGpu, RouterAndBadInput) {
   GpuLayer a;

@@ -33,3 +33,11 @@ def test_route_and_a_long_input():
     runner = moe.Runner(jax.numpy.asarray(layer.w13), jax.numpy.asarray(layer.w2), topk=3, max_tokens=8)
     output = runner.forward_routed(jax.numpy.asarray(layer.hidden), jax.numpy.asarray(layer.ids), jax.numpy.asarray(layer.weights))
     assert distance(np.asarray(output), layer.expected()) < 1e-5
+
+
+def test_scales_of_nvfp4():
+    scales, last = np.random.default_rng(2).integers(1, 120, (3, 5, 3), np.uint8), np.array([0.5, 2, 3], np.float32)
+    given = jax.numpy.asarray(scales)
+    for array in (given, given.view(jax.numpy.float8_e4m3fn)):
+        got = moe.nvfp4_scales(array, jax.numpy.asarray(last))
+        assert isinstance(got, jax.Array) and np.array_equal(np.asarray(got), moe.nvfp4_scales(scales, last))

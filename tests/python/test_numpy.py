@@ -147,29 +147,74 @@ def quantized_runner(layer, scheme):
     return w13, w2, runner.forward_routed(layer.hidden, layer.ids, layer.weights)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
 def widened(quantized, scheme):
-    """The values of 4-bit codes: the low nibble first, groups of 32."""
-    codes = np.stack((quantized.codes & 15, quantized.codes >> 4), -1).reshape(*quantized.codes.shape[:-1], -1).astype(np.int64)
+    """The values of codes: of two in a byte the low nibble is the first. Groups of 32, of 16 in nvfp4, or rows."""
+    codes, scales = quantized
+    if scheme.startswith("int8"):
+        return codes.astype(np.float64) * scales
+    codes = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1).astype(np.int64)
     if scheme == "int4_group32":
-        return (codes - 8) * np.repeat(quantized.scales, 32, axis=-1)
-    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    return table[codes] * np.repeat(2.0 ** (quantized.scales.astype(np.float64) - 127), 32, axis=-1)
+        return (codes - 8) * np.repeat(scales, 32, axis=-1)
+    if scheme == "int4_group128_zero":
+        pairs = np.repeat(scales.reshape(*scales.shape[:-1], -1, 2), 128, axis=-2)
+        return (codes - pairs[..., 1]) * pairs[..., 0]
+    if scheme == "nvfp4_w4a16":
+        scales, last = scales.reshape(len(scales), -1)[:, :-4], scales.reshape(len(scales), -1)[:, -4:].copy().view(np.float32)
+        powers = 2.0 ** np.maximum((scales >> 3).astype(np.float64) - 7, -6)  # e4m3 without a sign
+        values = powers * ((scales >> 3 > 0) + (scales & 7) / 8) * last
+        return E2M1[codes] * np.repeat(values.reshape(*codes.shape[:-1], -1), 16, axis=-1)
+    return E2M1[codes] * np.repeat(2.0 ** (scales.astype(np.float64) - 127), 32, axis=-1)
 
 
-@pytest.mark.parametrize("scheme", ["int4_group32", "mxfp4_w4a16"])
-def test_four_bit_weights(scheme):
+@pytest.mark.parametrize("scheme", ["int4_group32", "int4_group128_zero", "mxfp4_w4a16", "nvfp4_w4a16", "int8_per_channel"])
+def test_weights_alone(scheme):
     layer = Layer(hidden=256, intermediate=128, seed=2)
     w13, w2, output = quantized_runner(layer, scheme)
     assert distance(widened(w13, scheme), layer.w13) < 0.3  # coarse, yet the same weights
     assert distance(output, reference.experts(layer.hidden, layer.ids, layer.weights, widened(w13, scheme), widened(w2, scheme))) < 1e-5
 
 
-@pytest.mark.parametrize("scheme", ["fp8_block128", "fp8_per_token"])
-def test_fp8_weights_and_activations(scheme):
+@pytest.mark.parametrize(("scheme", "dtype", "bound"), [("fp8_block128", np.uint8, 0.1), ("fp8_per_token", np.uint8, 0.1),
+                                                        ("mxfp8", np.uint8, 0.1), ("int8_per_token", np.int8, 0.05)])  # fmt: skip
+def test_weights_and_activations(scheme, dtype, bound):
     layer = Layer(hidden=256, intermediate=128, seed=2)
     w13, _, output = quantized_runner(layer, scheme)
-    assert w13.codes.dtype == np.uint8
-    assert 1e-4 < distance(output, layer.expected()) < 0.1
+    assert w13.codes.dtype == dtype
+    assert 1e-4 < distance(output, layer.expected()) < bound
+
+
+def test_mxfp4_weights_with_activations_in_e4m3():
+    """Like the weights alone but for the rounding of the activations."""
+    layer = Layer(hidden=256, intermediate=128, seed=2)
+    w13, w2, output = quantized_runner(layer, "mxfp4_fp8")
+    expected = reference.experts(layer.hidden, layer.ids, layer.weights, widened(w13, "mxfp4_fp8"), widened(w2, "mxfp4_fp8"))
+    assert 1e-4 < distance(output, expected) < 0.1
+
+
+@pytest.mark.parametrize("cols", [128, 48])  # 48: bytes between an expert's scales and its global one
+def test_scales_of_nvfp4(cols):
+    random = np.random.default_rng(5)
+    scales = random.integers(1, 120, (3, 5, cols // 16), np.uint8)
+    together = moe.nvfp4_scales(scales, np.array([0.5, 2.0, -3.0], np.float32))
+    assert together.dtype == np.uint8 and together.shape == (3, (5 * cols // 16 + 3) // 4 * 4 + 4)
+    assert (together[:, : 5 * cols // 16] == scales.reshape(3, -1)).all() and not together[:, 5 * cols // 16 : -4].any()
+    assert (together[:, -4:].copy().view(np.float32)[:, 0] == [0.5, 2.0, -3.0]).all()
+
+
+def test_scales_of_nvfp4_make_the_layer_of_quantize():
+    layer = Layer(hidden=256, intermediate=128, seed=2)
+    w13, w2, expected = quantized_runner(layer, "nvfp4_w4a16")
+    again = []
+    for codes, scales in (w13, w2):
+        rows = scales.reshape(len(scales), -1)
+        apart = rows[:, :-4].reshape(*codes.shape[:-1], -1), rows[:, -4:].copy().view(np.float32)[:, 0]
+        again.append(moe.nvfp4_scales(*apart))
+    runner = moe.Runner(w13.codes, w2.codes, w13_scale=again[0], w2_scale=again[1], quantization="nvfp4_w4a16", dtype="float32",
+                        topk=layer.topk, max_tokens=16)  # fmt: skip
+    assert np.array_equal(runner.forward_routed(layer.hidden, layer.ids, layer.weights), expected)
 
 
 def test_quantize_mxfp4_gives_the_nearest_codes():

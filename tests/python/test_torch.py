@@ -65,6 +65,15 @@ def test_runners_die_with_their_weights():
     assert len(_experts._cache) == before
 
 
+def test_scales_of_nvfp4():
+    scales = torch.randint(1, 120, (3, 5, 3), dtype=torch.uint8, device=DEVICE)
+    last = torch.tensor([0.5, 2.0, 3.0], device=DEVICE)
+    expected = moe.nvfp4_scales(scales.cpu().numpy(), last.cpu().numpy())
+    for given in (scales, scales.view(torch.float8_e4m3fn)):
+        got = moe.nvfp4_scales(given, last)
+        assert got.dtype == torch.uint8 and got.device == scales.device and np.array_equal(got.cpu().numpy(), expected)
+
+
 @pytest.mark.parametrize("name", ["hidden", "topk_weights"])
 def test_inputs_that_need_a_gradient_are_refused(name):
     hidden, ids, weights, w13, w2 = tensors(Layer())

@@ -9,6 +9,8 @@
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
+#include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"
 
@@ -25,7 +27,9 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Half, quan
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 32>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 64>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128Zero, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4Fp8<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Nvfp4W4A16, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;
@@ -38,3 +42,4 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, qu
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 64>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp8<>, float>;

@@ -6,6 +6,7 @@
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/none.hpp"
 
 using Wide = moe::models::RuntimeLayer<float, float>;
@@ -24,3 +25,4 @@ template class CudaReference::Kernel<Narrow, quantization::WNa16<4, 32>, Activat
 template class CudaReference::Kernel<Narrow, quantization::WNa16<4, 64>, ActivationFormat::standard>;
 template class CudaReference::Kernel<Narrow, quantization::Int4Group128, ActivationFormat::standard>;
 template class CudaReference::Kernel<Narrow, quantization::Mxfp4W4A16<>, ActivationFormat::standard>;
+template class CudaReference::Kernel<Narrow, quantization::Mxfp8<>, ActivationFormat::standard>;

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "moe/c/scheme_arrays.hpp"
 #include "moe/c/status.hpp"
 #include "moe/c/tensor.hpp"
 #include "moe/core/layer_config.hpp"
@@ -15,8 +16,13 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
+#include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
+#include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 
 namespace moe::c {
 
@@ -29,7 +35,13 @@ void for_each_scheme(F const& f) {
   f(quantization::WNa16<4, 32>{});
   f(quantization::WNa16<4, 64>{});
   f(quantization::WNa16<4, 128>{});
+  f(quantization::Int4Group128Zero{});
+  f(quantization::Int8PerChannel{});
+  f(quantization::Int8PerToken{});
+  f(quantization::Mxfp8<>{});
   f(quantization::Mxfp4W4A16<>{});
+  f(quantization::Mxfp4Fp8<>{});
+  f(quantization::Nvfp4W4A16{});
 }
 /// Calls f(scheme) for the scheme of that name. E_CONFIG listing the names on any other.
 template <class F>
@@ -62,8 +74,9 @@ CodeLayout code_layout(std::int64_t rows, std::int64_t cols) {
     throw Error(ErrorCode::config,
                 text("quantization: ", Scheme::kName, " needs columns to be a multiple of ", Scheme::kShapeMultiple, ", got ", cols));
   }
-  std::int64_t const scales = Scheme::weight_scale_count(rows, cols);
+  std::int64_t const scales = ScaleArray<Scheme>::count(rows, cols);
   if (scales == 0) return {Scheme::weight_code_cols(cols), 0, 0};
+  if (ScaleArray<Scheme>::kHasGlobal) return {Scheme::weight_code_cols(cols), 1, scales};
   std::int64_t const scale_rows = Scheme::kWeightGroupRows <= 1 ? rows : (rows + Scheme::kWeightGroupRows - 1) / Scheme::kWeightGroupRows;
   return {Scheme::weight_code_cols(cols), scale_rows, scales / scale_rows};
 }
@@ -76,23 +89,21 @@ void quantize_matrices(Scheme const& scheme, Source const* source, std::int64_t 
   for (std::int64_t m = 0; m < matrices; ++m) {
     for (std::int64_t i = 0; i < rows * cols; ++i) wide[static_cast<std::size_t>(i)] = to_float(source[m * rows * cols + i]);
     scheme.template quantize_weight<Source>(wide.data(), rows, cols, codes + m * rows * layout.code_cols,
-                                            scales + m * layout.scale_rows * layout.scale_cols);
+                                            scales + m * Scheme::weight_scale_count(rows, cols));
   }
 }
 
 template <class Scheme, class Source>
 void quantize_as(Scheme const& scheme, DLTensor const& matrix, DLTensor const* codes, DLTensor const* scales) {
   using Code = typename Scheme::template WeightCode<Source>;
-  using Scale = typename Scheme::WeightScale;
+  using Scales = ScaleArray<Scheme>;
   std::int64_t const n = matrix.ndim == 3 ? matrix.shape[0] : 1;
   std::int64_t const rows = matrix.shape[matrix.ndim - 2];
   std::int64_t const cols = matrix.shape[matrix.ndim - 1];
   CodeLayout const layout = code_layout<Scheme>(rows, cols);
   check_frame("codes", *not_null("codes", codes), matrix.ndim, {});
-  if constexpr (std::is_same_v<Code, std::uint8_t>) {
-    if (!holds_codes(codes->dtype, Scheme::kWeightDType)) {
-      refuse("codes", text("dtype is ", describe(codes->dtype)), text("uint8 or that of ", name(Scheme::kWeightDType), " codes"));
-    }
+  if constexpr (quantizes_weights<Scheme>()) {
+    check_code_dtype<Scheme>("codes", codes->dtype);
   } else if (!same(codes->dtype, dl_type<Code>())) {
     refuse_dtype("codes", codes->dtype, dl_type<Code>());
   }
@@ -100,17 +111,16 @@ void quantize_as(Scheme const& scheme, DLTensor const& matrix, DLTensor const* c
       codes->shape[matrix.ndim - 2] != rows) {
     refuse_shape("codes", *codes, text("[", matrix.ndim == 3 ? text(n, ", ") : "", rows, ", ", layout.code_cols, "]"));
   }
-  Scale* scale_data = nullptr;
+  typename Scheme::WeightScale* scale_data = nullptr;
   if (std::int64_t const per_matrix = layout.scale_rows * layout.scale_cols; per_matrix > 0) {
     DLTensor const& t = *not_null("scales", scales);
     std::string const expected = text("[", matrix.ndim == 3 ? text(n, ", ") : "", layout.scale_rows, ", ", layout.scale_cols,
                                       "] or its elements in one dimension less");
     if (t.ndim != matrix.ndim && t.ndim != matrix.ndim - 1) refuse_shape("scales", t, expected);
     check_frame("scales", t, t.ndim, {});
-    bool const fits = std::is_same_v<Scale, std::uint8_t> ? holds_codes(t.dtype, DType::e8m0) : same(t.dtype, dl_type<Scale>());
-    if (!fits) refuse_dtype("scales", t.dtype, dl_type<Scale>());
+    Scales::check_dtype("scales", t.dtype);
     if (count(t) != n * per_matrix || (matrix.ndim == 3 && t.shape[0] != n)) refuse_shape("scales", t, expected);
-    scale_data = contiguous_data<Scale>("scales", t);
+    scale_data = reinterpret_cast<typename Scheme::WeightScale*>(contiguous_data<typename Scales::Element>("scales", t));
   }
   quantize_matrices(scheme, contiguous_data<Source const>("matrix", matrix), n, rows, cols, contiguous_data<Code>("codes", *codes),
                     scale_data);
@@ -122,12 +132,12 @@ inline void layout_of(char const* quantization, std::int64_t rows, std::int64_t 
   with_scheme(quantization, [&](auto scheme) {
     using Scheme = decltype(scheme);
     detail::CodeLayout const layout = detail::code_layout<Scheme>(rows, cols);
-    bool const stored = Scheme::kWeightGranularity != quantization::ScaleGranularity::none;
+    bool const stored = detail::quantizes_weights<Scheme>();
     out.code_cols = layout.code_cols;
     out.scale_rows = layout.scale_rows;
     out.scale_cols = layout.scale_cols;
-    out.code_dtype = stored ? dl_type<std::uint8_t>() : DLDataType{0, 0, 0};
-    out.scale_dtype = stored ? dl_type<typename Scheme::WeightScale>() : DLDataType{0, 0, 0};
+    out.code_dtype = stored ? dl_type<typename Scheme::template WeightCode<float>>() : DLDataType{0, 0, 0};
+    out.scale_dtype = stored ? dl_type<typename detail::ScaleArray<Scheme>::Element>() : DLDataType{0, 0, 0};
   });
 }
 

@@ -178,15 +178,4 @@ T* vector_of(char const* what, DLTensor const* given, std::int64_t n, Device dev
   return contiguous_data<T>(what, t);
 }
 
-/// Whether rows of `bytes` bytes may hold codes of this DLPack type. Codes are bytes: uint8, or the float8 and float4 types of DLPack.
-inline bool holds_codes(DLDataType is, DType code) {
-  if (same(is, {kDLUInt, 8, 1})) return true;
-  switch (code) {
-    case DType::e4m3: return same(is, {MOE_DL_FLOAT8_E4M3FN, 8, 1});
-    case DType::e8m0: return same(is, {MOE_DL_FLOAT8_E8M0FNU, 8, 1});
-    case DType::e2m1: return same(is, {MOE_DL_FLOAT4_E2M1FN, 4, 2});
-    default: return false;
-  }
-}
-
 }  // namespace moe::c

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/c/scheme_arrays.hpp"
 #include "moe/c/tensor.hpp"
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/space.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/shape.hpp"
 
 namespace moe::c {
@@ -38,10 +38,10 @@ template <class Quant, class Code>
 Code const* codes_of(char const* what, DLTensor const* given, std::int64_t experts, std::int64_t rows, std::int64_t cols, Device device) {
   DLTensor const& t = *not_null(what, given);
   check_frame(what, t, 3, device);
-  if constexpr (Quant::kWeightGranularity == quantization::ScaleGranularity::none) {
-    if (!same(t.dtype, dl_type<Code>())) refuse_dtype(what, t.dtype, dl_type<Code>());
-  } else if (!holds_codes(t.dtype, Quant::kWeightDType)) {
-    refuse(what, text("dtype is ", describe(t.dtype)), text("uint8 or that of ", name(Quant::kWeightDType), " codes"));
+  if constexpr (quantizes_weights<Quant>()) {
+    check_code_dtype<Quant>(what, t.dtype);
+  } else if (!same(t.dtype, dl_type<Code>())) {
+    refuse_dtype(what, t.dtype, dl_type<Code>());
   }
   std::int64_t const code_cols = Quant::weight_code_cols(cols);
   if (t.shape[0] != experts || t.shape[1] != rows || t.shape[2] != code_cols) {
@@ -51,20 +51,17 @@ Code const* codes_of(char const* what, DLTensor const* given, std::int64_t exper
 }
 
 /// [experts, ...], `per_expert` elements each, however they are divided.
-template <class Scale>
-Scale const* scales_of(char const* what, DLTensor const* given, std::int64_t experts, std::int64_t per_expert, Device device) {
+template <class Quant>
+typename Quant::WeightScale const* scales_of(char const* what, DLTensor const* given, std::int64_t experts, std::int64_t per_expert,
+                                             Device device) {
+  using Array = ScaleArray<Quant>;
   DLTensor const& t = *not_null(what, given);
-  if (t.ndim < 2 || t.ndim > 4) refuse_shape(what, t, text("[", experts, ", ...] with ", per_expert, " scales of an expert"));
+  std::string const expected = text("[", experts, ", ...] with ", per_expert, " ", Array::kWhat, " of an expert");
+  if (t.ndim < 2 || t.ndim > 4) refuse_shape(what, t, expected);
   check_frame(what, t, t.ndim, device);
-  if constexpr (std::is_same_v<Scale, std::uint8_t>) {
-    if (!holds_codes(t.dtype, DType::e8m0)) refuse(what, text("dtype is ", describe(t.dtype)), "uint8 or float8_e8m0fnu");
-  } else {
-    if (!same(t.dtype, dl_type<Scale>())) refuse_dtype(what, t.dtype, dl_type<Scale>());
-  }
-  if (t.shape[0] != experts || count(t) != experts * per_expert) {
-    refuse_shape(what, t, text("[", experts, ", ...] with ", per_expert, " scales of an expert"));
-  }
-  return contiguous_data<Scale>(what, t);
+  Array::check_dtype(what, t.dtype);
+  if (t.shape[0] != experts || count(t) != experts * per_expert) refuse_shape(what, t, expected);
+  return reinterpret_cast<typename Quant::WeightScale const*>(contiguous_data<typename Array::Element>(what, t));
 }
 
 template <class Quant, class Matrix>
@@ -79,7 +76,7 @@ Matrix matrix_of(MatrixNames names, DLTensor const* codes, DLTensor const* scale
       make_blocks(codes_of<Quant, Code>(names.codes, codes, experts, rows, cols, device), experts, rows, Quant::weight_code_cols(cols));
   std::int64_t const scales = Quant::weight_scale_count(rows, cols);
   if (scales > 0) {
-    m.scales = make_rows(scales_of<Scale>(names.scale, scale, experts, scales, device), experts, scales);
+    m.scales = make_rows(scales_of<Quant>(names.scale, scale, experts, ScaleArray<Quant>::count(rows, cols), device), experts, scales);
   } else if (scale != nullptr) {
     throw Error(ErrorCode::argument, text(names.scale, ": is given, but quantization ", Quant::kName, " has no scales"));
   } else {
