@@ -279,7 +279,11 @@ int rank_main(std::vector<std::array<std::uint8_t, MOE_NCCL_ID_BYTES>> const& id
   for (char const* backend : {"all_to_all_v", "low_latency", "high_throughput"}) {
     run<moe::bf16>(group, {backend, "none", 8e-3}, 4 * ranks);
     run<moe::bf16>(group, {backend, "fp8_block128", 0.06}, 4 * ranks);
+    for (char const* four_bits : {"int4_group32", "int4_group128", "mxfp4_w4a16"}) {
+      run<moe::bf16>(group, {backend, four_bits, 8e-3}, 4 * ranks);
+    }
   }
+  run<moe::bf16>(group, {"all_to_all_v", "fp8_per_token", 0.06}, 4 * ranks);
   run<float>(group, {"all_to_all_v", "none", 1e-5}, 4 * ranks);
   run<moe::bf16>(group, {"all_to_all_v", "none", 8e-3}, 4 * ranks + 1);  // one rank has an expert more
   run<moe::bf16>(group, {"low_latency", "none", 8e-3}, 4 * ranks + 1);

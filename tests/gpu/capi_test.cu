@@ -325,6 +325,49 @@ TEST(CapiOnGpu, ErrorsOfOthers) {
   EXPECT_LT(a.error(), 8e-3);
 }
 
+/// The exchange of one rank over NCCL, for each scheme whose rows or weights are not those of none and fp8_block128.
+TEST(CapiOnGpu, OneRankOverNccl) {
+  if (moe_has("nccl") == 0 || !on_hopper()) GTEST_SKIP() << "needs NCCL and a Hopper GPU";
+  std::uint8_t id[MOE_NCCL_ID_BYTES];
+  Handles h;
+  ASSERT_OK(moe_nccl_get_id(id));
+  ASSERT_OK(moe_group_destroy(h.group));
+  ASSERT_OK(moe_group_create_nccl(id, 0, 1, 20000, &h.group));
+  for (Case const c : {Case{"fp8_per_token", "hopper_contiguous", 0.06}, Case{"int4_group32", "hopper_w4a16", 8e-3},
+                       Case{"int4_group128", "hopper_w4a16", 8e-3}, Case{"mxfp4_w4a16", "hopper_w4a16", 8e-3}}) {
+    Sizes const s{.hidden = 256, .intermediate = 256, .experts = 8, .topk = 2, .tokens = 48};
+    LayerArrays<moe::bf16> a(s);
+    Quantized const w13(c.quantization, a.w13);
+    Quantized const w2(c.quantization, a.w2);
+    moe_runner_config config = a.config();
+    config.quantization = c.quantization;
+    config.backend = "all_to_all_v";
+    moe_weights weights = MOE_WEIGHTS_INIT;
+    weights.w13 = w13.codes->get();
+    weights.w2 = w2.codes->get();
+    weights.w13_scale = w13.scale();
+    weights.w2_scale = w2.scale();
+    moe_runner_t runner = nullptr;
+    ASSERT_OK(moe_runner_create(&config, &weights, h.group, &runner)) << c.quantization;
+    moe_runner_info info = MOE_RUNNER_INFO_INIT;
+    EXPECT_OK(moe_runner_get_info(runner, &info));
+    EXPECT_STREQ(info.experts, c.experts);
+    OnGpu hidden(a.hidden);
+    OnGpu ids(a.ids);
+    OnGpu given(a.weights);
+    OnGpu output(a.output);
+    output.spoil();
+    EXPECT_OK(moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, nullptr));
+    EXPECT_OK(moe_runner_wait(runner, nullptr));
+    output.read(a.output);
+    EXPECT_LT(
+        relative_error(a.output.values(), reference(s, widened(a.hidden.values()), w13.wide, w2.wide, a.ids.values(), a.weights.values())),
+        c.tolerance)
+        << c.quantization;
+    EXPECT_OK(moe_runner_destroy(runner));
+  }
+}
+
 TEST(CapiOnGpu, NcclIds) {
   std::uint8_t id[MOE_NCCL_ID_BYTES];
   moe_group_t group = nullptr;

@@ -10,6 +10,7 @@
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/schemes.hpp"
 
 namespace moe_c {
@@ -20,7 +21,12 @@ using HighThroughput = moe::backends::HighThroughput<moe::comm::NcclSymmetric>;
 using moe::experts::CudaReference;
 using moe::experts::HopperContiguous;
 using moe::experts::HopperMasked;
+using moe::experts::HopperW4A16;
 using None = moe::quantization::None;
 using Fp8 = moe::quantization::Fp8Block<>;
+using Fp8Rows = moe::quantization::Fp8PerToken<>;
+using Int4Group32 = moe::quantization::WNa16<4, 32>;
+using Int4Group128 = moe::quantization::Int4Group128;
+using Mxfp4 = moe::quantization::Mxfp4W4A16<>;
 
 }  // namespace moe_c

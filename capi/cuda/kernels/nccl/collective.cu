@@ -5,12 +5,16 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 
 using Wide = moe::models::RuntimeLayer<float, float>;
 using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
 using None = moe::quantization::None;
 using Fp8 = moe::quantization::Fp8Block<>;
+using Int4Group32 = moe::quantization::WNa16<4, 32>;
 using moe::comm::Nccl;
 using Gather = moe::backends::AllGatherReduceScatter<Nccl>;
 using Naive = moe::backends::Naive<Nccl>;
@@ -19,6 +23,10 @@ template class moe::detail::DeviceRounds<Nccl>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Wide, None, float>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, None, moe::bf16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Fp8, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Fp8PerToken<>, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Int4Group32, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Int4Group128, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Mxfp4W4A16<>, moe::bf16>;
 template class moe::detail::GatherExchange<Gather, Wide, None, float>;
 template class moe::detail::GatherExchange<Gather, Narrow, None, moe::bf16>;
 template class moe::detail::GatherExchange<Gather, Narrow, Fp8, moe::bf16>;
