@@ -9,16 +9,12 @@
 #include <vector>
 
 #include "moe/io/layer_weights.hpp"
+#include "stored_array.hpp"
 
 namespace moe_test {
 
 using namespace moe::io;
 
-template <class T>
-std::vector<T> read(TensorStore const& store, std::string const& name) {
-  StoredTensor const t = store.at(name);
-  return t.file->read<T>(*t.info);
-}
 inline double max_abs(std::vector<float> const& v) {
   double worst = 0;
   for (float x : v) worst = std::max(worst, std::fabs(static_cast<double>(x)));

@@ -12,15 +12,10 @@
 
 #include "golden_dir.hpp"
 #include "moe/models/block_runner.hpp"
+#include "stored_array.hpp"
 #include "tests/gpu/relative_error.hpp"
 
 namespace moe_test {
-
-template <class T>
-std::vector<T> read(moe::io::TensorStore const& store, std::string const& name) {
-  moe::io::StoredTensor const t = store.at(name);
-  return t.file->read<T>(*t.info);
-}
 
 struct BlockFile {
   std::filesystem::path path;

@@ -188,10 +188,10 @@ INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                                          Case{"int8_per_token", "hopper_contiguous", 0.02}, Case{"mxfp4_fp8", "hopper_w4a8", 0.06},
                                          Case{"mxfp8", "cuda_reference", 0.06}));
 
-TEST(CapiOnGpu, LayersThatNoExpertsTake) {
+/// hopper_w4a8 are the only experts of the scheme on a GPU.
+TEST(CapiOnGpu, Mxfp4UnderFp8RowsOfEveryActivation) {
   if (!on_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
   GpuLayer a;
-  GpuHandles h;
   Quantized const w13("mxfp4_fp8", a.host.w13);
   Quantized const w2("mxfp4_fp8", a.host.w2);
   a.config.quantization = "mxfp4_fp8";
@@ -199,16 +199,20 @@ TEST(CapiOnGpu, LayersThatNoExpertsTake) {
   a.weights.w2 = w2.codes->get();
   a.weights.w13_scale = w13.scale();
   a.weights.w2_scale = w2.scale();
-  ASSERT_OK(a.create(h.group, &h.runner));
-  moe_runner_t none = nullptr;
-  a.config.activation = "gelu";
-  expect_refused(a.create(h.group, &none), MOE_E_UNSUPPORTED, "hopper_w4a8: not for the activation gelu");
-  a.config.activation = "silu";
-  a.config.weight_on_input = 1;
-  expect_refused(a.create(h.group, &none), MOE_E_UNSUPPORTED, "with the router weight on the input");
-  a.config.weight_on_input = 0;
+  for (char const* activation : {"silu", "gelu"}) {
+    for (int const on_input : {0, 1}) {
+      a.config.activation = activation;
+      a.config.weight_on_input = on_input;
+      GpuHandles h;
+      ASSERT_OK(a.create(h.group, &h.runner));
+      moe_runner_info info = MOE_RUNNER_INFO_INIT;
+      ASSERT_OK(moe_runner_get_info(h.runner, &info));
+      EXPECT_STREQ(info.experts, "hopper_w4a8");
+    }
+  }
+  GpuHandles h;
   a.config.experts = "hopper_w4a16";
-  expect_refused(a.create(h.group, &none), MOE_E_CONFIG, "experts: \"hopper_w4a16\"");
+  expect_refused(a.create(h.group, &h.runner), MOE_E_CONFIG, "experts: \"hopper_w4a16\"");
 }
 
 TEST(CapiOnGpu, RouterAndBadInput) {
