@@ -99,7 +99,7 @@ void expect_error(moe::ErrorCode one, moe::ErrorCode other, F&& f) {
   }
 }
 
-struct Sizes {
+struct RankSizes {
   int ranks = 4;
   int max_tokens = 8;
   int hidden = 512;
@@ -118,7 +118,7 @@ class Ranks {
   using Params = typename Backend::Params;
   static constexpr bool kBatched = Backend::kFormat == moe::ActivationFormat::batched;
 
-  Ranks(Sizes const& s, Params p, std::vector<Manager*> managers = {}, std::vector<SimulatedRank>* given = nullptr)
+  Ranks(RankSizes const& s, Params p, std::vector<Manager*> managers = {}, std::vector<SimulatedRank>* given = nullptr)
       : setup_(s), group_(s.ranks), placement_(s.placement.value_or(moe::ExpertPlacement(s.experts, s.ranks, s.strategy, true))) {
     p.blocks = 10;
     p.programmatic = false;
@@ -291,7 +291,7 @@ class Ranks {
     }
     return all;
   }
-  Sizes setup_;
+  RankSizes setup_;
   SimulatedGroup group_;
   std::vector<SimulatedRank> own_;
   moe::ExpertPlacement placement_;
@@ -313,9 +313,9 @@ void expect_window(Run&& run, std::int64_t formula, std::string const& what) {
   }
 }
 /// Sizes whose rows take far more than the flags and counts.
-inline Sizes memory_sizes() { return {.max_tokens = 256, .hidden = 2048}; }
+inline RankSizes memory_sizes() { return {.max_tokens = 256, .hidden = 2048}; }
 inline moe::backends::DeviceExchangeSize memory_size() {
-  Sizes const s = memory_sizes();
+  RankSizes const s = memory_sizes();
   return {s.ranks, s.max_tokens, s.topk, s.experts / s.ranks, s.hidden, true};
 }
 

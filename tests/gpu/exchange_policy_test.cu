@@ -44,7 +44,7 @@ void round_trips(R& run, bool per_rank, std::string const& what) {
 TEST(LowLatencyPolicy, T1_T3_T19_T20_EveryLayoutAndPlacement) {
   for (auto strategy : {moe::PlacementStrategy::linear, moe::PlacementStrategy::round_robin}) {
     for (int experts : {16, 13, 3}) {  // divisible or not; fewer experts than ranks
-      Sizes const s{.topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy};
+      RankSizes const s{.topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy};
       for (bool dedup : {false, true}) {
         std::string const what = moe::text(experts, " experts, ", moe::name(strategy), dedup ? ", deduplicated" : "");
         Ranks<Low> run(s, {.deduplicate = dedup, .window = {kTimeout}});
@@ -61,7 +61,7 @@ TEST(LowLatencyPolicy, T3_T19_AllSlotsOnOneExpert) {
   for (bool masks : {false, true}) {
     for (bool dedup : {false, true}) {
       if (masks && dedup) continue;
-      Ranks<Low> run(Sizes{}, {.deduplicate = dedup, .masks = masks, .window = {kTimeout}});
+      Ranks<Low> run(RankSizes{}, {.deduplicate = dedup, .masks = masks, .window = {kTimeout}});
       for (int expert : {0, 5, 15}) {
         run.bring(2, Routing::uniform, 8);
         for (int r = 0; r < 4; ++r) run.name_one_expert(r, expert);
@@ -74,7 +74,7 @@ TEST(LowLatencyPolicy, T3_T19_AllSlotsOnOneExpert) {
 
 TEST(LowLatencyPolicy, T5_T6_WidthsSchemesAndOutputTypes) {
   for (int hidden : {128, 512, 2048, 2560, 2880, 4096, 7168}) {
-    Sizes const s{.ranks = 2, .max_tokens = 5, .hidden = hidden, .topk = 2, .experts = 6};
+    RankSizes const s{.ranks = 2, .max_tokens = 5, .hidden = hidden, .topk = 2, .experts = 6};
     for (bool dedup : {false, true}) {
       Ranks<Low> fp8(s, {.deduplicate = dedup, .window = {kTimeout}});
       fp8.bring(3);
@@ -93,7 +93,7 @@ TEST(LowLatencyPolicy, T5_T6_WidthsSchemesAndOutputTypes) {
 }
 
 TEST(LowLatencyPolicy, T13_WeightOnInput) {
-  Sizes s{.topk = 1, .on_input = true};
+  RankSizes s{.topk = 1, .on_input = true};
   for (bool dedup : {false, true}) {
     Ranks<Low> fp8(s, {.deduplicate = dedup, .window = {kTimeout}});
     fp8.bring(3);
@@ -111,7 +111,7 @@ TEST(LowLatencyPolicy, T13_WeightOnInput) {
 // ---- T18: zero copy, coded outputs.
 
 TEST(LowLatencyPolicy, T18_ZeroCopyAndCodedOutputs) {
-  Sizes const s{.hidden = 1088};  // a last group of 64
+  RankSizes const s{.hidden = 1088};  // a last group of 64
   for (std::optional<bool> zero_copy : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
     Ranks<Low> run(s, {.zero_copy = zero_copy, .window = {kTimeout}});
     run.bring(2);
@@ -193,7 +193,7 @@ TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
 
 TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
   for (int buffer_sets : {1, 2}) {
-    Ranks<Low> run(Sizes{}, {.num_buffer_sets = buffer_sets, .window = {kTimeout}});
+    Ranks<Low> run(RankSizes{}, {.num_buffer_sets = buffer_sets, .window = {kTimeout}});
     run.bring(5, Routing::uniform, 8);
     for (int i = 0; i < 4; ++i) {
       std::vector<moe::detail::Handle> d0, d1;
@@ -231,7 +231,7 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
 
 // A third result overwrites the first.
 TEST(LowLatencyPolicy, T8_StaleHandle) {
-  Ranks<Low> run(Sizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
+  Ranks<Low> run(RankSizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
   run.bring(5, Routing::uniform, 8);
   auto& x = run.at(0);
   auto const s = run.stream(0);
@@ -290,24 +290,24 @@ void refusals(R& run, bool per_rank) {
 }
 TEST(LowLatencyPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
   for (bool dedup : {false, true}) {
-    Ranks<Low> run(Sizes{}, {.deduplicate = dedup, .window = {kTimeout}});
+    Ranks<Low> run(RankSizes{}, {.deduplicate = dedup, .window = {kTimeout}});
     refusals(run, dedup);
   }
-  Ranks<Low> masked(Sizes{}, {.masks = true, .window = {kTimeout}});
+  Ranks<Low> masked(RankSizes{}, {.masks = true, .window = {kTimeout}});
   refusals(masked, false);
 }
 TEST(HighThroughputPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
-  Ranks<High> run(Sizes{}, {.window = {kTimeout}});
+  Ranks<High> run(RankSizes{}, {.window = {kTimeout}});
   refusals(run, true);
 }
 
 // A refusal that the host has not read yet does not hide a missing rank.
 TEST(LowLatencyPolicy, T4_T10_ATimeoutReplacesARefusal) {
-  Ranks<Low> run(Sizes{}, {.window = {kShort}});
+  Ranks<Low> run(RankSizes{}, {.window = {kShort}});
   run.expect_timeout_after_refusal();
 }
 TEST(HighThroughputPolicy, T4_T10_ATimeoutReplacesARefusal) {
-  Ranks<High> run(Sizes{}, {.window = {kShort}});
+  Ranks<High> run(RankSizes{}, {.window = {kShort}});
   run.expect_timeout_after_refusal();
 }
 
@@ -315,7 +315,7 @@ TEST(HighThroughputPolicy, T4_T10_ATimeoutReplacesARefusal) {
 
 TEST(LowLatencyPolicy, T11_MasksDropDeadRanks) {
   for (auto format : {CombineFormat::plain, CombineFormat::fp8}) {
-    Ranks<Low> run(Sizes{}, {.combine = format, .masks = true, .window = {kShort}});
+    Ranks<Low> run(RankSizes{}, {.combine = format, .masks = true, .window = {kShort}});
     float const tolerance = format == CombineFormat::plain ? 0.0F : 0.066F;
     run.bring(4);
     run.round();
@@ -348,14 +348,14 @@ TEST(LowLatencyPolicy, T11_MasksDropDeadRanks) {
     }
     expect_error(ErrorCode::argument, [&] { run.at(0).mask_rank(0, run.stream(0)); });
   }
-  expect_error(ErrorCode::config, [&] { Ranks<Low>(Sizes{}, {.deduplicate = true, .masks = true}); });
-  Ranks<Low> without(Sizes{.ranks = 1, .experts = 4}, {});
+  expect_error(ErrorCode::config, [&] { Ranks<Low>(RankSizes{}, {.deduplicate = true, .masks = true}); });
+  Ranks<Low> without(RankSizes{.ranks = 1, .experts = 4}, {});
   expect_error(ErrorCode::state, [&] { without.at(0).clear_mask(nullptr); });
 }
 
 // A rank that dies between dispatch and combine.
 TEST(LowLatencyPolicy, T11_RankDiesBeforeCombine) {
-  Ranks<Low> run(Sizes{}, {.masks = true, .window = {kShort}});
+  Ranks<Low> run(RankSizes{}, {.masks = true, .window = {kShort}});
   run.bring(4, Routing::uniform, 8);
   for (int r = 0; r < 4; ++r) {
     if (r == 1) {
@@ -415,7 +415,7 @@ void late_rank(R& run) {
 }
 TEST(LowLatencyPolicy, F5_WaitStatisticsNameTheLateRank) {
   for (bool masks : {false, true}) {
-    Ranks<Low> run(Sizes{}, {.masks = masks, .statistics = true, .window = {kTimeout}});
+    Ranks<Low> run(RankSizes{}, {.masks = masks, .statistics = true, .window = {kTimeout}});
     late_rank(run);
     run.bring(1, Routing::one_rank, 8);
     auto const before = run.at(3).expert_totals();
@@ -435,7 +435,7 @@ TEST(LowLatencyPolicy, F5_WaitStatisticsNameTheLateRank) {
   }
 }
 TEST(HighThroughputPolicy, F5_WaitStatisticsNameTheLateRank) {
-  Ranks<High> run(Sizes{}, {.statistics = true, .window = {kTimeout}});
+  Ranks<High> run(RankSizes{}, {.statistics = true, .window = {kTimeout}});
   late_rank(run);
 }
 
@@ -444,13 +444,13 @@ TEST(HighThroughputPolicy, F5_WaitStatisticsNameTheLateRank) {
 TEST(HighThroughputPolicy, T1_T5_T20_LayoutsWidthsAndPlacements) {
   for (auto strategy : {moe::PlacementStrategy::linear, moe::PlacementStrategy::round_robin}) {
     for (int experts : {16, 13, 3}) {
-      Ranks<High> run(Sizes{.max_tokens = 60, .topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy},
+      Ranks<High> run(RankSizes{.max_tokens = 60, .topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy},
                       {.window = {kTimeout}});
       round_trips(run, true, moe::text(experts, " experts, ", moe::name(strategy)));
     }
   }
   for (int hidden : {128, 2048, 2880, 7168}) {
-    Sizes const s{.ranks = 2, .max_tokens = 20, .hidden = hidden, .topk = 2, .experts = 6};
+    RankSizes const s{.ranks = 2, .max_tokens = 20, .hidden = hidden, .topk = 2, .experts = 6};
     Ranks<High> fp8(s, {.window = {kTimeout}});
     fp8.bring(12);
     fp8.round();
@@ -463,7 +463,7 @@ TEST(HighThroughputPolicy, T1_T5_T20_LayoutsWidthsAndPlacements) {
 }
 
 TEST(HighThroughputPolicy, T25_OverflowIsReportedAndTheNextCallWorks) {
-  Ranks<High> run(Sizes{.max_tokens = 16}, {.capacity = 40, .window = {kTimeout}});
+  Ranks<High> run(RankSizes{.max_tokens = 16}, {.capacity = 40, .window = {kTimeout}});
   for (int i = 0; i < 3; ++i) {
     run.bring(3, Routing::one_rank, 16);
     run.round();
@@ -482,7 +482,7 @@ TEST(HighThroughputPolicy, T25_OverflowIsReportedAndTheNextCallWorks) {
 }
 
 TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
-  Ranks<High> run(Sizes{.max_tokens = 24}, {.expert_alignment = 8, .window = {kTimeout}});
+  Ranks<High> run(RankSizes{.max_tokens = 24}, {.expert_alignment = 8, .window = {kTimeout}});
   for (unsigned i = 0; i < 6; ++i) {
     run.bring(i, i % 2 == 0 ? Routing::uniform : Routing::with_gaps);
     std::vector<moe::detail::Handle> d0, d1;
@@ -514,7 +514,7 @@ TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
 
 TEST(HighThroughputPolicy, T14_ExpertMajorLists) {
   constexpr int kAlignment = 8;
-  Ranks<High> run(Sizes{.max_tokens = 24}, {.expert_alignment = kAlignment, .window = {kTimeout}});
+  Ranks<High> run(RankSizes{.max_tokens = 24}, {.expert_alignment = kAlignment, .window = {kTimeout}});
   run.bring(6);
   std::vector<std::unique_ptr<DeviceArray<std::uint16_t>>> y;
   for (int r = 0; r < 4; ++r) {
@@ -530,14 +530,14 @@ TEST(HighThroughputPolicy, T14_ExpertMajorLists) {
     x.combine(d, run.out(r), s);
   }
   run.expect_good(true);
-  Ranks<High> without(Sizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
+  Ranks<High> without(RankSizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
   without.bring(1);
   auto const d = without.at(0).dispatch(without.in(0), without.stream(0));
   expect_error(ErrorCode::state, [&] { without.at(0).expert_major(d); });
 }
 
 TEST(HighThroughputPolicy, BlocksMayChangeBetweenCalls) {
-  Ranks<High> run(Sizes{.max_tokens = 24}, {.window = {kTimeout}});
+  Ranks<High> run(RankSizes{.max_tokens = 24}, {.window = {kTimeout}});
   for (int blocks : {10, 4, 1, 7}) {
     for (int r = 0; r < 4; ++r) run.at(r).set_blocks(blocks);
     run.bring(static_cast<unsigned>(blocks));
@@ -560,10 +560,10 @@ void layers_share_a_window(typename Backend::Params params) {
     managers.push_back(std::make_unique<Manager>(rank, SimulatedWindow::Params{kTimeout}));
     pointers.push_back(managers.back().get());
   }
-  Sizes const s{.ranks = 3, .experts = 12};
+  RankSizes const s{.ranks = 3, .experts = 12};
   {
     Ranks<Backend> a(s, params, pointers, &ranks), b(s, params, pointers, &ranks);
-    Ranks<Backend> other(Sizes{.ranks = 3, .max_tokens = 7, .experts = 12}, params, pointers, &ranks);
+    Ranks<Backend> other(RankSizes{.ranks = 3, .max_tokens = 7, .experts = 12}, params, pointers, &ranks);
     for (auto* manager : pointers) EXPECT_EQ(manager->size(), 2U);
     EXPECT_EQ(&a.at(0).window(), &b.at(0).window());
     for (unsigned i = 0; i < 6; ++i) {

@@ -238,7 +238,7 @@ void placements_equal_host_protocol(std::vector<moe::ExpertPlacement> const& pla
   for (auto const& placement : placements) {
     SCOPED_TRACE(placement.report());
     int const ranks = placement.ep_size();
-    Sizes const s{.ranks = ranks, .max_tokens = 20, .topk = 3, .experts = placement.num_physical(), .placement = placement};
+    RankSizes const s{.ranks = ranks, .max_tokens = 20, .topk = 3, .experts = placement.num_physical(), .placement = placement};
     typename Backend<SimulatedWindow>::Params params;
     params.window = {kTimeout};
     Ranks<Backend<SimulatedWindow>, Quant> run(s, params);

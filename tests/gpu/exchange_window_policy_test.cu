@@ -97,7 +97,7 @@ std::vector<Wrong> wrongs() {
 
 // One rank, then two, then all refuse their arguments. Every rank is told which other rank and why, and the following rounds are exact.
 TYPED_TEST(DevicePolicy, T4_T12_RefusalsLeaveTheGroupSound) {
-  Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
+  Ranks<TypeParam, Fp8> run(RankSizes{}, params<TypeParam>());
   this->good_rounds(run, "before");
   for (Wrong const& wrong : wrongs()) {
     for (unsigned refusing : {0b0001U, 0b1000U, 0b0110U, 0b1111U}) {
@@ -135,7 +135,7 @@ TYPED_TEST(DevicePolicy, T4_T12_RefusalsLeaveTheGroupSound) {
 
 // Round after round with nothing in between, so that both words of a rank are in use.
 TYPED_TEST(DevicePolicy, T4_RefusalsInARow) {
-  Ranks<TypeParam, None, float> run(Sizes{}, params<TypeParam>());
+  Ranks<TypeParam, None, float> run(RankSizes{}, params<TypeParam>());
   for (int i = 0; i < 6; ++i) {
     run.bring(static_cast<unsigned>(i), Routing::uniform, kMaxTokens);
     int const refusing = i % run.size();
@@ -161,7 +161,7 @@ TYPED_TEST(DevicePolicy, T4_RefusalsInARow) {
 }
 
 TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
-  Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
+  Ranks<TypeParam, Fp8> run(RankSizes{}, params<TypeParam>());
   for (int gives_up : {3, 0}) {
     for (bool prepared : {false, true}) {
       SCOPED_TRACE(text("rank ", gives_up, prepared ? " after prepare" : " instead of prepare"));
@@ -199,7 +199,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
 
 // Ranks without rows at the rank that gives up are complete and do not wait for it.
 TYPED_TEST(DevicePolicy, T12_ARankThatWaitsForNoRowsSeesTheAbandonLater) {
-  Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
+  Ranks<TypeParam, Fp8> run(RankSizes{}, params<TypeParam>());
   run.bring(5, Routing::uniform, kMaxTokens);
   for (int r = 0; r < 3; ++r) run.name_one_expert(r, 4 * r);  // nothing for rank 3
   for (int r = 0; r < 3; ++r) run.pair(r);
@@ -219,7 +219,7 @@ TYPED_TEST(DevicePolicy, T12_ARankThatWaitsForNoRowsSeesTheAbandonLater) {
 }
 
 TYPED_TEST(DevicePolicy, T4_T10_ATimeoutReplacesARefusal) {
-  Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>(kShort));
+  Ranks<TypeParam, Fp8> run(RankSizes{}, params<TypeParam>(kShort));
   run.expect_timeout_after_refusal();
 }
 
@@ -238,8 +238,8 @@ struct TwoLayers {
     }
     return all;
   }();
-  Ranks<Backend, Fp8> a{Sizes{}, params<Backend>(), pointers, &ranks};
-  Ranks<Backend, Fp8> b{Sizes{}, params<Backend>(), pointers, &ranks};
+  Ranks<Backend, Fp8> a{RankSizes{}, params<Backend>(), pointers, &ranks};
+  Ranks<Backend, Fp8> b{RankSizes{}, params<Backend>(), pointers, &ranks};
 };
 
 TYPED_TEST(DevicePolicy, T4_F2_ALayerOfASharedWindowRefuses) {
@@ -283,7 +283,7 @@ TYPED_TEST(DevicePolicy, T21_F2_ASharedWindowHasOneDispatchAtATime) {
 
 // Placements that are not contiguous ranges: round robin, uneven, ranks without experts, replicas of a plan.
 TYPED_TEST(DevicePolicy, T1_T20_Placements) {
-  auto rounds = [&](Sizes const& s, std::string const& what) {
+  auto rounds = [&](RankSizes const& s, std::string const& what) {
     Ranks<TypeParam, Fp8> run(s, params<TypeParam>());
     unsigned seed = 1;
     for (Routing routing : {Routing::uniform, Routing::with_gaps, Routing::duplicates, Routing::one_rank, Routing::none}) {
@@ -294,7 +294,7 @@ TYPED_TEST(DevicePolicy, T1_T20_Placements) {
   };
   for (auto strategy : {moe::PlacementStrategy::linear, moe::PlacementStrategy::round_robin}) {
     for (int experts : {16, 13, 3}) {
-      Sizes const s{.topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy};
+      RankSizes const s{.topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy};
       std::string const what = text(experts, " experts, ", moe::name(strategy));
       if (experts % s.ranks != 0 && std::is_same_v<TypeParam, Pplx>) {
         EXPECT_EQ(expect_error(ErrorCode::unsupported, [&] { Ranks<TypeParam, Fp8>(s, params<TypeParam>()); }),
@@ -325,7 +325,7 @@ TYPED_TEST(DevicePolicy, T12_PlacementsThatDifferAreAMismatch) {
 TEST(PplxDevicePolicy, T4_RefusalsInAGroupThatSharesTokens) {
   auto p = params<Pplx>();
   p.dp_size = 2;
-  Ranks<Pplx, Fp8> run(Sizes{}, p);
+  Ranks<Pplx, Fp8> run(RankSizes{}, p);
   auto bring = [&](unsigned seed) {
     run.bring(seed, Routing::uniform, kMaxTokens);
     for (int r : {1, 3}) run.copy_tokens(r - 1, r);
@@ -348,7 +348,7 @@ TEST(PplxDevicePolicy, T4_RefusalsInAGroupThatSharesTokens) {
 }
 
 TEST(PplxDevicePolicy, T4_T17_RefusalsBetweenHalves) {
-  Ranks<Pplx, Fp8> run(Sizes{}, params<Pplx>());
+  Ranks<Pplx, Fp8> run(RankSizes{}, params<Pplx>());
   for (bool refuses : {true, false}) {  // rank 2 refuses its arguments, or gives up between the halves
     run.bring(1, Routing::uniform, kMaxTokens);
     for (int r = 0; r < 4; ++r) {
