@@ -61,7 +61,7 @@ struct W4A16Layer::State {
   void pack(cudaStream_t stream) const {
     visit_scheme([&]<W4Scheme S>() { pack<S>(stream); });
   }
-  /// call.template operator()<scheme>()
+  /// Calls operator() with the scheme as its template argument.
   template <class Call>
   void visit_scheme(Call const& call) const {
     switch (scheme) {
