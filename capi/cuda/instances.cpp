@@ -22,7 +22,7 @@ using moe::experts::HopperW8A16;
 
 template <class Act, class Experts, class... Quants>
 void add(std::vector<Instance>& all) {
-  (all.push_back(instance<Act, Quants, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(&obstacle<Act, Quants, Experts>)), ...);
+  add_on_gpu<Act, moe::backends::NoExpertParallel<moe::space::cuda>, Experts, Quants...>(all);
 }
 
 }  // namespace

@@ -67,13 +67,8 @@ struct SpreadWeights {
     fill(c13, s13, s.experts * rows13, s.hidden, spread, gen);
     fill(c2, s2, std::int64_t{s.experts} * s.hidden, s.intermediate, spread, gen);
     if (biases) {
-      std::normal_distribution<float> normal;
-      std::vector<float> first(static_cast<std::size_t>(s.experts * rows13));
-      std::vector<float> second(static_cast<std::size_t>(s.experts) * s.hidden);
-      for (float& v : first) v = normal(gen);
-      for (float& v : second) v = normal(gen);
-      b13 = upload(first);
-      b2 = upload(second);
+      b13 = moe_test::normal_biases(s.experts * rows13, gen);
+      b2 = moe_test::normal_biases(std::int64_t{s.experts} * s.hidden, gen);
     }
     auto const bytes = [](Buffer<std::uint8_t, Cuda> const& b) { return static_cast<std::uint8_t const*>(b.data()); };
     view.w13 = {make_blocks(bytes(c13), s.experts, rows13, s.hidden / 2),

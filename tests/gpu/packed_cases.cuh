@@ -40,6 +40,13 @@ struct Sizes {
   int experts, hidden, intermediate, topk;
 };
 
+inline Buffer<float, space::cuda> normal_biases(std::int64_t count, std::mt19937_64& gen) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& v : values) v = normal(gen);
+  return upload(values);
+}
+
 /// Random codes (every one of them) and scales of one layer. `exponent`: of the mxfp4 scales, relative to sensible ones.
 template <class Quant>
 struct RandomWeights {
@@ -55,13 +62,8 @@ struct RandomWeights {
     fill(c13, s13, s.experts, rows13, s.hidden, gen, exponent, zero_offset);
     fill(c2, s2, s.experts, s.hidden, s.intermediate, gen, -exponent, zero_offset);
     if (biases) {
-      std::normal_distribution<float> normal;
-      std::vector<float> first(static_cast<std::size_t>(s.experts * rows13));
-      std::vector<float> second(static_cast<std::size_t>(s.experts) * s.hidden);
-      for (float& v : first) v = normal(gen);
-      for (float& v : second) v = normal(gen);
-      b13 = upload(first);
-      b2 = upload(second);
+      b13 = normal_biases(s.experts * rows13, gen);
+      b2 = normal_biases(std::int64_t{s.experts} * s.hidden, gen);
     }
     view.w13 = {make_blocks(static_cast<Code const*>(c13.data()), s.experts, rows13, Quant::weight_code_cols(s.hidden)),
                 make_rows(static_cast<Scale const*>(s13.data()), s.experts, Quant::weight_scale_count(rows13, s.hidden)),
