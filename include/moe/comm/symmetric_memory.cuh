@@ -245,6 +245,22 @@ __device__ inline void begin_dependent_kernel() {
   ptx::launch_dependents();
 }
 
+/// The same, for a kernel whose parameters fill many lines of constant memory: before the wait, one thread of the block reads a word of
+/// each 64-byte line. The later reads, which depend on each other, then hit the cache.
+template <class Args>
+__device__ inline void begin_dependent_kernel(Args const& a) {
+  __shared__ std::uint32_t volatile sum_of_words;  // never read: keeps the compiler from removing the reads
+  if (threadIdx.x == blockDim.x - 1) {
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(Args) / 4; i += 16) {
+      sum += reinterpret_cast<std::uint32_t const*>(&a)[i];
+    }
+    sum_of_words = sum;
+  }
+  begin_dependent_kernel();
+}
+
 /// Barrier of all ranks, by one block of at least `size` threads: no rank leaves before every rank has entered.
 static __global__ void window_barrier(WindowView const __grid_constant__ w) {
   std::uint32_t* const round_word = own<std::uint32_t>(w, WindowControl::barrier_round);

@@ -130,7 +130,7 @@ __device__ inline void dispatch_rows(Args const& a) {
   if (tid == 0) {
     flags = {};
   }
-  begin_dependent_kernel();
+  begin_dependent_kernel(a);
 
   LowLatencyCall call;
   call.round = own<std::uint32_t>(w, a.send ? a.at.sent : a.at.received)[block] + 1;

@@ -56,7 +56,7 @@ namespace moe::detail {
     launch_exchange(&low_latency_meet, "low_latency_meet", 1, comm::kMaxWindowRanks, 0, options_.programmatic, stream, m);
   }
   LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kCombineStep);
-  LowLatencyCombine const a{params_, in, pieces, parity, options_.fenced, refused, out, out_stride};
+  LowLatencyCombine const a{params_, options_.fenced, refused, parity, in, pieces, out, out_stride};
   if (fixed_ != nullptr) {
     fixed_->combine(a, options_.programmatic, stream);
     return;
