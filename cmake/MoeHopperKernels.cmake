@@ -16,7 +16,8 @@
 function(moe_add_hopper_kernels name)
   moe_expect_cuda_language("moe_add_hopper_kernels(${name})")
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
-  set(sources ${folder}/hopper_contiguous.cu)
+  set(sources ${folder}/hopper_contiguous.cu)  # and those of the two other layers, which name kernels and compile none
+  set(kernels)
   file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/contiguous_layer.cuh>\n" @ONLY)
   foreach(instance IN LISTS ARGN)
     separate_arguments(parts UNIX_COMMAND "${instance}")
@@ -30,7 +31,7 @@ template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme:
       file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}_${activation}_any.cu CONTENT "#include <moe/experts/hopper/w4/launch.cuh>
 template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Scheme::${activation}>();
 " @ONLY)
-      list(APPEND sources ${folder}/hopper_${scheme}_${activation}_any.cu)
+      list(APPEND kernels ${folder}/hopper_${scheme}_${activation}_any.cu)
       file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper/w4a16_layer.cuh>\n" @ONLY)
       list(APPEND sources ${folder}/hopper_w4a16.cu)
     elseif(scheme STREQUAL "w4a8")
@@ -41,16 +42,20 @@ template void moe::hopper::w4a8::launch_layer<false>(Params const&, int, cudaStr
 template void moe::hopper::w4a8::launch_layer<true>(Params const&, int, cudaStream_t);
 " @ONLY)
       file(CONFIGURE OUTPUT ${folder}/hopper_w4a8.cu CONTENT "#include <moe/experts/hopper/w4a8_layer.cuh>\n" @ONLY)
-      list(APPEND sources ${folder}/hopper_${scheme}_${activation}_any.cu ${folder}/hopper_w4a8.cu)
+      list(APPEND kernels ${folder}/hopper_${scheme}_${activation}_any.cu)
+      list(APPEND sources ${folder}/hopper_w4a8.cu)
     else()
       file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/layer/launch.cuh>
 template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>();
 " @ONLY)
     endif()
-    list(APPEND sources ${source})
+    list(APPEND kernels ${source})
   endforeach()
   list(REMOVE_DUPLICATES sources)
-  add_library(${name} STATIC ${sources})
+  if(COMMAND moe_group_cuda_files)  # in this project's own build
+    moe_group_cuda_files(kernels ${folder} ${kernels})
+  endif()
+  add_library(${name} STATIC ${sources} ${kernels})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)  # it may go into a shared library
   target_link_libraries(${name} PUBLIC moe::cuda)
   moe_cuda_architectures(${name} HOPPER)

@@ -53,7 +53,7 @@ def main() -> int:
     configured = run("cmake", "-S", options.source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DMOE_CUDA=ON",
                      "-DMOE_NCCL=OFF", "-DMOE_RUN_CUDA=OFF", f"-DMOE_HOST_DEPS={options.host_deps}", f"-DMOE_CUDA_ROOT={toolkit}",
                      f"-DCMAKE_CXX_COMPILER={options.cxx}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-                     *(("-DMOE_TEST_GROUP=4", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g0") if whole else ()))
+                     *(("-DMOE_GROUP_FILES=4", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g0") if whole else ()))
     left_out = [line for line in configured.splitlines() if "NCCL" in line]
 
     def reaches_nccl(entry) -> str:

@@ -252,6 +252,8 @@ class Normalised(Strange):
         self.post_expert_norm.weight.data.uniform_(0.5, 2)
 
 
+@pytest.mark.skipif("post_expert_norm" not in inspect.getsource(integration.grouped_mm_experts_forward),
+                    reason=f"transformers {transformers.__version__} has no post_expert_norm")
 def test_outputs_that_are_normalised_before_the_sum(device):
     """Also ids of other ranks' experts, no rows, and another number of experts per token. A call that trains the norm falls back."""
     module = Normalised().to(device)
