@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "moe/core/rule.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/models/block_parts.hpp"
@@ -18,6 +19,10 @@
 #include "moe/parallel/construction.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/on_host.hpp"
+
+namespace moe::rules {
+MOE_RULE(HostBlockElement, "moe: a block in the host space has float32 activations. Fix: Act = float (docs/errors.md#block-element)");
+}  // namespace moe::rules
 
 namespace moe::models {
 
@@ -43,7 +48,7 @@ class BlockRunner {
   using Config = RuntimeLayer<Act, Weight>;
   using Space = typename Experts::Space;
   static constexpr bool kOnDevice = Space::kKind == SpaceKind::cuda;
-  static_assert(kOnDevice || std::is_same_v<Act, float>, "a block in the host space has float32 activations");
+  static_assert(sizeof(MetRule<rules::HostBlockElement, kOnDevice || std::is_same_v<Act, float>, Act>) == 1);
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
   using HostLayer = typename std::conditional_t<kOnDevice, std::type_identity<runner::OnHost<Layer>>, std::type_identity<Layer>>::type;
   using Parts = PartsT;

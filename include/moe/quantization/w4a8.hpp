@@ -5,7 +5,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/core/rule.hpp"
 #include "moe/quantization/int4_group128.hpp"
+
+namespace moe::rules {
+MOE_RULE(W4A8RowsFit, "moe: W4A8 has e4m3 or int8 activations. Fix: choose Fp8Codec<> or Int8Codec (docs/errors.md#quantization-bits)");
+}  // namespace moe::rules
 
 namespace moe::quantization {
 
@@ -25,7 +30,8 @@ constexpr char const* w4a8_name(bool fp8, int group) {
 template <class Codec, int Group = 128>
 struct W4A8 : QuantizedRows<Codec, 0> {
   using Weights = WNa16<4, Group>;
-  static_assert(Codec::kCodeDType == DType::e4m3 || Codec::kCodeDType == DType::i8, "w4a8 has e4m3 or int8 activations");
+  static_assert(sizeof(MetRule<rules::W4A8RowsFit, Codec::kCodeDType == DType::e4m3 || Codec::kCodeDType == DType::i8,
+                               Value<Codec::kCodeDType>, OneOf<DType::e4m3, DType::i8>>) == 1);
   static constexpr char const* kName = detail::w4a8_name(Codec::kCodeDType == DType::e4m3, Group);
 
   using WeightCodec = typename Weights::WeightCodec;

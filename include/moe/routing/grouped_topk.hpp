@@ -2,7 +2,14 @@
 // routing/grouped_topk.hpp: the k largest scores within the best groups of experts (DeepSeek-V2/V3, GLM-4, Mistral-4).
 #pragma once
 
+#include "moe/core/rule.hpp"
 #include "moe/routing/row/row_router.hpp"
+
+namespace moe::rules {
+MOE_RULE(GroupedScoringFits,
+         "moe: grouped top-k scores by softmax or sigmoid. Fix: choose Scoring::softmax or Scoring::sigmoid "
+         "(docs/errors.md#router-scoring)");
+}  // namespace moe::rules
 
 namespace moe::routing {
 
@@ -35,7 +42,8 @@ constexpr char const* grouped_topk_name(Scoring s, GroupScore g, Renormalize r) 
 /// asked, times the factor.
 template <Scoring S, GroupScore G, Renormalize R>
 class GroupedTopK : public RowRouter<detail::GroupedTopKConfig<S, G, R>> {
-  static_assert(S == Scoring::softmax || S == Scoring::sigmoid, "moe: grouped top-k scores by softmax or sigmoid");
+  static_assert(sizeof(MetRule<rules::GroupedScoringFits, S == Scoring::softmax || S == Scoring::sigmoid, Value<S>,
+                               OneOf<Scoring::softmax, Scoring::sigmoid>>) == 1);
 
  public:
   static constexpr char const* kName = detail::grouped_topk_name(S, G, R);
