@@ -121,7 +121,7 @@ class Runner:
             4-bit codes.
         w2: [E_local, H, I]; last extent I/2 for packed 4-bit codes.
         topk: experts per token, k.
-        max_tokens: most rows of one call. In a group of one rank longer inputs run in pieces of this size.
+        max_tokens: most rows of one call. In a group of one rank, forward_routed runs longer inputs in pieces.
         activation: "silu", "gelu", "gelu_tanh", "swigluoai_halves" (gpt-oss: limit 7), "silu_clamped", "swiglu_step", "situ", and
             ungated "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul".
         alpha, beta, limit: constants of the activations that have them; limit None: none.
