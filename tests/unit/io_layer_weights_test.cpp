@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_layer_weights_test.cpp: one layer's weights from every layout, stored form and shard, and errors in files.
-// moe-alone: it takes more than half a minute to compile under the sanitizers.
 #include "moe/io/layer_weights.hpp"
 
 #include <gtest/gtest.h>

@@ -4,7 +4,6 @@
 //
 // Each checkpoint is written here under the names that save_pretrained() gives its tensors. What the library's block computes from it is
 // compared with the model's formula in float64, over the tensors as they were written.
-// moe-alone: it takes more than half a minute to compile under the sanitizers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_packed_weights_test.cpp: quantised checkpoints: reading them, and every way in which tensors and quantization_config can be
 // wrong or disagree. The values of each packing are checked in tests/tool/packings_test.py.
-// moe-alone: it takes more than half a minute to compile under the sanitizers.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/models_load_runner_test.cpp: a block of a checkpoint in one call: its output, what a preset refuses, and experts that are read
 // as they are stored.
-// moe-alone: it takes more than half a minute to compile under the sanitizers.
 #include "moe/models/load_runner_host.hpp"
 
 #include <gtest/gtest.h>
