@@ -119,7 +119,7 @@ __device__ inline void dispatch_rows(Args const& a) {
   int const block = static_cast<int>(blockIdx.x);
   int const blocks = static_cast<int>(gridDim.x);
 
-  // Before the dependency wait, touch shared memory only.
+  // Before the dependency wait, touch shared memory and the parameters only.
   LowLatencyTables const tables(a, shared);
   if (a.send) {
 #pragma unroll 1
