@@ -16,7 +16,7 @@
 function(moe_add_hopper_kernels name)
   moe_expect_cuda_language("moe_add_hopper_kernels(${name})")
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
-  set(sources ${folder}/hopper_contiguous.cu)  # a layer names the launchers of `kernels`: where it is compiled, they must not be defined
+  set(sources ${folder}/hopper_contiguous.cu)  # a layer names launchers of `kernels`, and would compile those that it sees defined
   set(kernels)
   file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/contiguous_layer.cuh>\n" @ONLY)
   foreach(instance IN LISTS ARGN)
