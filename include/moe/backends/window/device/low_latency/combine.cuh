@@ -44,7 +44,6 @@ __device__ inline void list_terms(Args const& a, int t, int lane, CombineTerms& 
   int e = lane < K ? expert_of(a.in.ids[t * K + lane], a.experts) : -1;
   int const position = !kPerRank && lane < K ? own<std::int32_t>(w, a.at.sent_positions[a.parity])[t * K + lane] : 0;
   float const weight = !kPerRank && !a.weight_on_input && lane < K ? a.in.weights[t * K + lane] : 1.0F;
-  auto owner = [L](int expert) { return static_cast<int>(static_cast<unsigned>(expert) / static_cast<unsigned>(L)); };
   auto set = [&](int i, int rank, std::size_t row, float by) {
     terms.row[i] = w.peer[rank] + a.at.outputs[a.parity] + row * a.at.output_bytes;
     if constexpr (kCoded) {
@@ -53,9 +52,8 @@ __device__ inline void list_terms(Args const& a, int t, int lane, CombineTerms& 
     terms.weight[i] = by;
   };
   if constexpr (kPerRank) {
-    int const dst = e >= 0 ? owner(e) : -1;
-    unsigned const lo = __reduce_or_sync(0xffffffffU, dst >= 0 && dst < 32 ? 1U << dst : 0U);
-    unsigned const hi = __reduce_or_sync(0xffffffffU, dst >= 32 ? 1U << (dst - 32) : 0U);
+    unsigned const lo = __reduce_or_sync(0xffffffffU, e >= 0 && e / L < 32 ? 1U << (e / L) : 0U);
+    unsigned const hi = __reduce_or_sync(0xffffffffU, e >= 0 && e / L >= 32 ? 1U << (e / L - 32) : 0U);
     std::uint64_t const ranks = (static_cast<std::uint64_t>(hi) << 32) | lo;
     std::size_t const row = static_cast<std::size_t>(me) * a.max_tokens + t;
     for (int r = lane; r < w.size; r += 32) {
@@ -68,12 +66,12 @@ __device__ inline void list_terms(Args const& a, int t, int lane, CombineTerms& 
       terms.first = t;  // tokens start at different ranks, so that all links are busy at any time
     }
   } else {
-    if (a.masks && e >= 0 && own<std::uint32_t>(w, comm::WindowControl::masked)[owner(e)] != 0) {
+    if (a.masks && e >= 0 && own<std::uint32_t>(w, comm::WindowControl::masked)[e / L] != 0) {
       e = -1;  // terms of a dead rank are left out
     }
     unsigned const used = __ballot_sync(0xffffffffU, e >= 0);
     if (e >= 0) {
-      int const dst = owner(e);
+      int const dst = e / L;
       int row = position;
       if (a.masks) {  // the receiver packed the rows by its own counts of lower sources: read them there
         std::uint32_t const* const bases = at<std::uint32_t>(w, dst, a.at.bases[a.parity]);
@@ -100,7 +98,7 @@ __device__ inline void combine_with(Args const& a, Body&& body) {
   int const blocks = static_cast<int>(gridDim.x);
   int const R = w.size;
 
-  begin_dependent_kernel(a);
+  begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + (a.masks ? 0 : 1);
   if (!a.masks && block == 0 && tid >= 32 && tid < 32 + R) {  // the experts' kernel has ended: peers may read its rows
     std::uint32_t* const ready = at<std::uint32_t>(w, tid - 32, a.at.ready) + w.rank;
@@ -127,12 +125,11 @@ __device__ inline void combine_with(Args const& a, Body&& body) {
     list_terms<kPerRank, kCoded>(a, pieces.token(first), tid, terms);
   }
   __syncthreads();
-  std::uint32_t refusal = 0;  // reported after the rows, to hide the latency of its load
   if (!a.masks && tid >= 32 && tid < 32 + R) {
     if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + (tid - 32), round, comm::ExchangePhase::combine_rows, tid - 32)) {
       failed = 1;
     } else if (block == 0) {
-      refusal = load_refusal(w, tid - 32, round);
+      check_refusal(w, comm::ExchangePhase::combine_rows, tid - 32, round);
     }
   }
   __syncthreads();
@@ -148,7 +145,6 @@ __device__ inline void combine_with(Args const& a, Body&& body) {
     int const from = pieces.first_value(item);
     body(t, from, min(pieces.values, a.hidden - from), terms);
   }
-  report_refusal(w, refusal, comm::ExchangePhase::combine_rows, tid - 32, round);
   __syncthreads();
   if (!a.masks && tid == 0) {
     for (int b = block; b < kMaxExchangeBlocks; b += blocks) {

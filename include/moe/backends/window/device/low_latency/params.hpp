@@ -19,9 +19,8 @@ struct LowLatencyPieces {
   int per_token = 1;
   int values = 0;  ///< of one piece; the last piece of a token may be shorter
   LowLatencyPieces() = default;
-  // Divisions of unsigned numbers: shorter code, on the way to the first load.
-  MOE_HD int token(int item) const { return per_token == 1 ? item : static_cast<int>(unsigned(item) / unsigned(per_token)); }
-  MOE_HD int first_value(int item) const { return per_token == 1 ? 0 : static_cast<int>(unsigned(item) % unsigned(per_token)) * values; }
+  MOE_HD int token(int item) const { return per_token == 1 ? item : item / per_token; }
+  MOE_HD int first_value(int item) const { return per_token == 1 ? 0 : item % per_token * values; }
   MOE_HD LowLatencyPieces(int tokens, int hidden, int blocks, int step) : tokens(tokens) {
     int const steps = (hidden + step - 1) / step;
     int wanted = tokens > 0 ? blocks / tokens : 1;
