@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/block_kernels.cu: the kernels that the tests *_blocks_test.cpp call, besides those of the Hopper experts. Those around a layer
+// are the tool's (examples/moe/cuda/block_kernels.cuh).
+#include "batched_exchange.cuh"
+#include "examples/moe/cuda/block_kernels.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
+#include "moe/experts/cublas_grouped.cuh"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_tensor.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/routing/device/route.cuh"
+
+using Wide = moe::models::RuntimeLayer<float, float>;
+using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
+using moe::bf16;
+using moe::Rows;
+using moe::experts::CublasGrouped;
+using moe::experts::CudaReference;
+using Cuda = moe::space::cuda;
+using Kernels = moe::runner::RowKernels<Cuda>;
+namespace quantization = moe::quantization;
+using quantization::None;
+
+template void moe::routing::RowRouter<moe::routing::RouterConfig>::select<float>(RouteArgs<float> const&, Stream<space::cuda>) const;
+
+template class moe::backends::detail::LocalExchange<Cuda, Wide, None, float>;
+template class CublasGrouped::Kernel<Wide, None, moe::ActivationFormat::standard>;
+template class CudaReference::Kernel<Wide, None, moe::ActivationFormat::standard>;
+template class CublasGrouped::Kernel<Narrow, None, moe::ActivationFormat::standard>;
+template class moe_test::BatchedExchange<Narrow, None, bf16>;
+
+#define MOE_TEST_SCHEME(...)                                                             \
+  template class moe::backends::detail::LocalExchange<Cuda, Narrow, __VA_ARGS__, bf16>;  \
+  template class moe::backends::detail::LocalExchange<Cuda, Narrow, __VA_ARGS__, float>; \
+  template class CudaReference::Kernel<Narrow, __VA_ARGS__, moe::ActivationFormat::standard>
+MOE_TEST_SCHEME(None);
+MOE_TEST_SCHEME(quantization::Fp8PerTensor<>);
+MOE_TEST_SCHEME(quantization::Fp8PerToken<>);
+MOE_TEST_SCHEME(quantization::Fp8Block<>);
+MOE_TEST_SCHEME(quantization::Int8PerChannel);
+MOE_TEST_SCHEME(quantization::Int4Group128);
+MOE_TEST_SCHEME(quantization::WNa16<4, 32>);
+MOE_TEST_SCHEME(quantization::Nvfp4W4A16);
+MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
+MOE_TEST_SCHEME(quantization::Mxfp4Fp8<>);
+
+/// Rows of shared experts in the layer's scheme.
+template <class Quant>
+using Codes = typename Quant::template Payload<bf16>;
+template void Kernels::quantize(quantization::Fp8Block<> const&, Rows<bf16 const>, Rows<Codes<quantization::Fp8Block<>>>, Rows<float>,
+                                cudaStream_t);
+template void Kernels::quantize(quantization::Fp8PerToken<> const&, Rows<bf16 const>, Rows<Codes<quantization::Fp8PerToken<>>>, Rows<float>,
+                                cudaStream_t);
+template void Kernels::quantize(quantization::Mxfp4Fp8<> const&, Rows<bf16 const>, Rows<Codes<quantization::Mxfp4Fp8<>>>, Rows<float>,
+                                cudaStream_t);
+template void Kernels::sigmoid_gate(Rows<bf16 const>, float const*, Rows<float>, cudaStream_t);
