@@ -75,10 +75,32 @@ FileDType code_dtype(std::string const& scheme) { return scheme == "int8_per_cha
 }  // namespace
 
 std::vector<std::string> checkpoint_schemes() {
-  return {"fp8_block128", "fp8_per_channel",   "fp8_per_tensor", "int4_group128",     "int4_group128_zero",
-          "int4_group32", "int4_group32_zero", "int4_group64",   "int4_group64_zero", "int8_per_channel",
-          "mxfp4",        "mxfp4_fp8",         "mxfp4_w4a16",    "mxfp4_w4a8",        "mxfp8",
-          "nvfp4",        "nvfp4_w4a16",       "w4a8_fp8",       "w4a8_fp8_group32",  "w4a8_int8"};
+  return {"fp8_block128",
+          "fp8_per_channel",
+          "fp8_per_tensor",
+          "int4_group128",
+          "int4_group128_fp8",
+          "int4_group128_zero",
+          "int4_group128_zero_fp8",
+          "int4_group32",
+          "int4_group32_fp8",
+          "int4_group32_zero",
+          "int4_group32_zero_fp8",
+          "int4_group64",
+          "int4_group64_fp8",
+          "int4_group64_zero",
+          "int4_group64_zero_fp8",
+          "int8_per_channel",
+          "mxfp4",
+          "mxfp4_fp8",
+          "mxfp4_w4a16",
+          "mxfp4_w4a8",
+          "mxfp8",
+          "nvfp4",
+          "nvfp4_w4a16",
+          "w4a8_fp8",
+          "w4a8_fp8_group32",
+          "w4a8_int8"};
 }
 
 void fit_scheme(CheckpointScheme& scheme, std::int64_t rows, std::int64_t cols, std::string const& where) {
@@ -192,9 +214,10 @@ nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool 
   if (exponents) weights["scale_dtype"] = "torch.uint8";
   nlohmann::ordered_json group{{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", nullptr}};
   // Rows: 8 bits with a scale a token, or a group.
-  std::int64_t const rows = scheme.name == "mxfp8" || scheme.name == "mxfp4_w4a8" ? 32 : scheme.name == "mxfp4_fp8" ? 128 : 0;
+  bool const in_groups = scheme.name == "mxfp4_fp8" || (scheme.name.starts_with("int4") && scheme.name.ends_with("_fp8"));
+  std::int64_t const rows = scheme.name == "mxfp8" || scheme.name == "mxfp4_w4a8" ? 32 : in_groups ? 128 : 0;
   if (rows > 0 || w.bits == 8 || scheme.name.starts_with("w4a8")) {
-    bool const integers = scheme.name.starts_with("w4a8") ? scheme.name == "w4a8_int8" : w.type == std::string_view("int");
+    bool const integers = int4 ? scheme.name == "w4a8_int8" : w.type == std::string_view("int");
     group["input_activations"] = {{"num_bits", 8},
                                   {"type", integers ? "int" : "float"},
                                   {"symmetric", true},

@@ -95,8 +95,10 @@ void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
   }
 }
 
-constexpr std::array kInt4Schemes{"int4_group32",       "int4_group32_zero", "int4_group64", "int4_group64_zero", "int4_group128",
-                                  "int4_group128_zero", "w4a8_fp8_group32",  "w4a8_fp8",     "w4a8_int8"};
+constexpr std::array kInt4Schemes{
+    "int4_group32",           "int4_group32_zero", "int4_group64",          "int4_group64_zero", "int4_group128",
+    "int4_group128_zero",     "int4_group32_fp8",  "int4_group32_zero_fp8", "int4_group64_fp8",  "int4_group64_zero_fp8",
+    "int4_group128_zero_fp8", "int4_group128_fp8", "w4a8_fp8_group32",      "w4a8_fp8",          "w4a8_int8"};
 
 /// int4 weights, appended to `out`. A group that does not divide the rows is halved, as in WNa16.
 void quantize_int4_one(char const* scheme, float const* w, Shape shape, QuantizedTensor& out) {
@@ -179,8 +181,8 @@ ErrorStatistics statistics(std::vector<float> const& x, std::vector<float> const
 
 std::optional<Int4Form> int4_form(std::string_view scheme) {
   if (std::find(kInt4Schemes.begin(), kInt4Schemes.end(), scheme) == kInt4Schemes.end()) return std::nullopt;
-  auto const in_groups_of = [&](char const* group) { return scheme.find(group) != std::string_view::npos; };
-  return Int4Form{in_groups_of("_group32") ? 32 : in_groups_of("_group64") ? 64 : 128, scheme.ends_with("_zero")};
+  auto const has = [&](char const* part) { return scheme.find(part) != std::string_view::npos; };
+  return Int4Form{has("_group32") ? 32 : has("_group64") ? 64 : 128, has("_zero")};
 }
 
 IntWeight quantize_int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group, bool zero_points) {

@@ -41,7 +41,8 @@ def check_names():
     quantizations = names("quantizations")
     schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int8_per_channel", "int4_group128",
                "int4_group32", "mxfp8", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16", "int4_group64", "int4_group32_zero",
-               "int4_group64_zero", "int4_group128_zero", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4_fp8"}
+               "int4_group64_zero", "int4_group128_zero", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4_fp8",
+               "int4_group32_fp8", "int4_group128_zero_fp8"}
     expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")
     fp8 = "fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated"
     expect(any(re.fullmatch(fp8, line) for line in listed("quantizations")), "how a scheme runs on each architecture")

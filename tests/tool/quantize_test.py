@@ -19,14 +19,17 @@ SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128",
            "fp8_per_token_ue8m0",
            "fp8_per_channel_ue8m0", "fp8_group128_ue8m0", "fp8_block128_ue8m0", "int8_per_token", "int8_per_channel", "int8_group128",
            "int4_group32", "int4_group32_zero", "int4_group64", "int4_group64_zero", "int4_group128", "int4_group128_zero", "mxfp8",
-           "mxfp4", "mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8", "nvfp4", "nvfp4_w4a16", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8"]
+           "mxfp4", "mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8", "nvfp4", "nvfp4_w4a16", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8",
+           *(f"int4_group{group}{zero}_fp8" for group in (32, 64, 128) for zero in ("", "_zero"))]
 # int4 weights: their group, and whether it has a zero point
 INT4 = {"int4_group32": (32, False), "int4_group32_zero": (32, True), "int4_group64": (64, False), "int4_group64_zero": (64, True),
         "int4_group128": (128, False), "int4_group128_zero": (128, True), "w4a8_fp8": (128, False), "w4a8_fp8_group32": (32, False),
-        "w4a8_int8": (128, False)}
+        "w4a8_int8": (128, False),
+        **{f"int4_group{group}{'_zero' if zero else ''}_fp8": (group, zero) for group in (32, 64, 128) for zero in (False, True)}}
 # The rows that a checkpoint states: type, group (0: one scale a token). Other schemes state none, or those of their weights.
 ROWS = {"w4a8_fp8": ("float", 0), "w4a8_fp8_group32": ("float", 0), "w4a8_int8": ("int", 0), "mxfp4_w4a8": ("float", 32),
-        "mxfp4_fp8": ("float", 128), "mxfp8": ("float", 32)}
+        "mxfp4_fp8": ("float", 128), "mxfp8": ("float", 32), **{name: ("float", 128) for name in INT4 if name.endswith("_fp8") and
+                                                                name.startswith("int4")}}
 failures = 0
 
 

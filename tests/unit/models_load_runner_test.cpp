@@ -337,6 +337,7 @@ TEST(PackedExperts, WeightsOfSchemesWithRowsOf8Bits) {
       [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) { int4_groups(w, base, n, k, 32, Zeros::symmetric); });
   expect_same_values<quantization::WNa16<4, 32>>(directory.path());
   expect_same_values<quantization::W4A8<quantization::Fp8Codec<>, 32>>(directory.path());
+  expect_same_values<quantization::Int4Fp8<32>>(directory.path());
   expect_error(ErrorCode::config, "gate_proj.weight_packed", [&] { expect_same_values<quantization::W4A8Fp8>(directory.path()); });
   expect_error(ErrorCode::config, "w4a8_fp8 cannot hold 4 bit weights in groups of 32",
                [&] { expect_same_values<quantization::W4A8Fp8>(directory.path()); });

@@ -44,6 +44,9 @@ inline std::string_view file_of(std::string_view policy) {
                                                                     {"w4a8", "w4a8"},
                                                                     {"mxfp4_w4a", "mxfp4"},
                                                                     {"nvfp4_w4a16", "nvfp4"}}};
+  if (policy.starts_with("int4_group") && policy.ends_with("_fp8")) {
+    return "int4_fp8";
+  }
   for (auto const& [begins, file] : kShared) {
     if (policy.starts_with(begins)) {
       return file;

@@ -7,6 +7,7 @@
 #include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
