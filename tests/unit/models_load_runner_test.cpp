@@ -96,6 +96,22 @@ TEST(LoadRunner, AnyBlockEqualsTransformers) {
     EXPECT_LT(error_of(block, golden_checkpoint("deepseek_v3_tiny"), layer), 1e-5) << layer;
   }
 }
+TEST(LoadRunner, RoutingOfTheCaller) {
+  comm::Self<> self;
+  auto block = load_runner<Any>(golden_checkpoint("qwen3_moe_tiny"), 0, self, {.max_tokens_per_rank = 8});
+  std::int64_t const h = block.runner().hidden();
+  int const k = block.description().router.topk;
+  std::vector<float> x(static_cast<std::size_t>(8 * h));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  std::vector<float> want(x.size()), got(x.size(), -1.0F);
+  block.forward(make_rows(x.data(), 8, h), make_rows(want.data(), 8, h));
+  auto const copied = [&]<class T>(Rows<T> rows) { return std::vector<T>(rows.data_handle(), rows.data_handle() + 8 * k); };
+  auto const ids = copied(block.runner().topk_ids());
+  auto const weights = copied(block.runner().topk_weights());
+  block.forward_routed(make_rows(x.data(), 8, h), make_rows(ids.data(), 8, k), make_rows(weights.data(), 8, k),
+                       make_rows(got.data(), 8, h));
+  EXPECT_EQ(got, want);
+}
 TEST(LoadRunner, PresetEqualsTransformers) {
   comm::Self<> self;
   auto qwen = load_runner<Preset<TinyQwen>>(golden_checkpoint("qwen3_moe_tiny"), 1, self, {.max_tokens_per_rank = 364});

@@ -67,6 +67,12 @@ class LoadedRunner {
   void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {}) {
     runner_.forward(hidden, output, options, stream);
   }
+  /// Collective; as Runner::forward_routed(): gate and router are skipped.
+  template <class IdsArg, class WeightsArg>
+  void forward_routed(Rows<Act const> hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, Rows<Act> output,
+                      ForwardOptions const& options = {}, Stream<Space> stream = {}) {
+    runner_.forward_routed(hidden, topk_ids, topk_weights, output, options, stream);
+  }
   Runner& runner() { return runner_; }
   io::LayerDescription const& description() const { return frame_.description; }
   ExpertPlacement const& placement() const { return placement_; }
