@@ -2,9 +2,10 @@
 // quantization/int4_fp8.hpp: int4 weights in groups with e4m3 activations in groups of 128, for products on e4m3 tensor cores.
 #pragma once
 
-#include <cstdint>
-
+#include "moe/core/rule.hpp"
+#include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 
@@ -20,40 +21,11 @@ constexpr char const* int4_fp8_name(int group, bool zero_point) {
 
 }  // namespace detail
 
-/// Weights of WNa16<4, Group, ZeroPoint>, activations as in fp8_group128: a float32 scale for 128 elements, of which a row's last group may
-/// have fewer.
+/// Activations as in fp8_group128: a float32 scale for 128 elements, of which a row's last group may have fewer.
 template <int Group = 128, bool ZeroPoint = false>
-struct Int4Fp8 : QuantizedRows<Fp8Codec<>, 128> {
-  using Weights = WNa16<4, Group, ZeroPoint>;
+struct Int4Fp8 : QuantizedRows<Fp8Codec<>, 128>, IntWeights<4, Group, ZeroPoint> {
   static_assert(sizeof(MetRule<rules::WeightGroupFits, Group != 0, Value<Group>, OneOf<16, 32, 64, 128, 256>>) == 1);
   static constexpr char const* kName = detail::int4_fp8_name(Group, ZeroPoint);
-
-  using WeightCodec = typename Weights::WeightCodec;
-  static constexpr ScaleGranularity kWeightGranularity = Weights::kWeightGranularity;
-  static constexpr DType kWeightDType = Weights::kWeightDType;
-  static constexpr int kWeightGroupRows = Weights::kWeightGroupRows;
-  static constexpr int kWeightGroupCols = Weights::kWeightGroupCols;
-  static constexpr int kWeightPack = Weights::kWeightPack;
-  static constexpr int kShapeMultiple = Weights::kShapeMultiple;
-  static constexpr int kTransportMultiple = kShapeMultiple;
-  template <class Act>
-  using WeightCode = std::uint8_t;
-  using WeightScale = typename Weights::WeightScale;
-
-  static constexpr bool supports(std::int64_t hidden, std::int64_t intermediate) { return Weights::supports(hidden, intermediate); }
-  MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return Weights::weight_code_cols(cols); }
-  MOE_HD static constexpr std::int64_t weight_scale_count(std::int64_t rows, std::int64_t cols) {
-    return Weights::weight_scale_count(rows, cols);
-  }
-  template <class Act>
-  void quantize_weight(float const* w, std::int64_t rows, std::int64_t cols, std::uint8_t* codes, WeightScale* scales) const {
-    Weights{}.template quantize_weight<Act>(w, rows, cols, codes, scales);
-  }
-  template <class Act>
-  MOE_HD void dequantize_weight_row(std::uint8_t const* codes, WeightScale const* scales, std::int64_t rows, std::int64_t cols,
-                                    std::int64_t row, float* out) const {
-    Weights{}.template dequantize_weight_row<Act>(codes, scales, rows, cols, row, out);
-  }
 };
 
 }  // namespace moe::quantization

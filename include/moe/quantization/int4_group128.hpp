@@ -37,15 +37,14 @@ constexpr char const* wna16_name(int bits, int group, bool zero_point) {
 
 }  // namespace detail
 
-/// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group per row), codes low nibble first, activations as they are.
-/// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
+/// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group per row), codes low nibble first. ZeroPoint: the codes are
+/// asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
 template <int Bits, int Group, bool ZeroPoint = false>
-struct WNa16 : UnquantizedRows {
+struct IntWeights {
   static_assert(sizeof(MetRule<rules::WeightBitsFit, Bits == 4 || Bits == 8, Value<Bits>, OneOf<4, 8>>) == 1);
   static_assert(
       sizeof(MetRule<rules::WeightGroupFits, Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
                      Value<Group>, OneOf<0, 16, 32, 64, 128, 256>>) == 1);
-  static constexpr char const* kName = detail::wna16_name(Bits, Group, ZeroPoint);
 
   using WeightCodec = OffsetIntCodec<Bits>;
   static constexpr ScaleGranularity kWeightGranularity = Group == 0 ? ScaleGranularity::per_channel : ScaleGranularity::group;
@@ -95,6 +94,12 @@ struct WNa16 : UnquantizedRows {
     detail::dequantize_block_row(Decoder{}, codes + row * weight_code_cols(cols), scales + row * weight_scale_cols(cols), cols,
                                  effective_group(cols, Group), out);
   }
+};
+
+/// IntWeights alone: activations as they are.
+template <int Bits, int Group, bool ZeroPoint = false>
+struct WNa16 : UnquantizedRows, IntWeights<Bits, Group, ZeroPoint> {
+  static constexpr char const* kName = detail::wna16_name(Bits, Group, ZeroPoint);
 };
 
 /// int4 weights in groups of 128, the layout of most released int4 checkpoints.

@@ -2,9 +2,6 @@
 // quantization/w4a8.hpp: int4 weights in groups with 8-bit activations per token.
 #pragma once
 
-#include <cstdint>
-#include <type_traits>
-
 #include "moe/core/rule.hpp"
 #include "moe/quantization/int4_group128.hpp"
 
@@ -26,40 +23,12 @@ constexpr char const* w4a8_name(bool fp8, int group) {
 
 }  // namespace detail
 
-/// WeightCodec of WNa16<4, Group>, activations through `Codec` (e4m3 or int8) with a scale per token.
+/// Weights of WNa16<4, Group>, activations through `Codec` (e4m3 or int8) with a scale per token.
 template <class Codec, int Group = 128>
-struct W4A8 : QuantizedRows<Codec, 0> {
-  using Weights = WNa16<4, Group>;
+struct W4A8 : QuantizedRows<Codec, 0>, IntWeights<4, Group> {
   static_assert(sizeof(MetRule<rules::W4A8RowsFit, Codec::kCodeDType == DType::e4m3 || Codec::kCodeDType == DType::i8,
                                Value<Codec::kCodeDType>, OneOf<DType::e4m3, DType::i8>>) == 1);
   static constexpr char const* kName = detail::w4a8_name(Codec::kCodeDType == DType::e4m3, Group);
-
-  using WeightCodec = typename Weights::WeightCodec;
-  static constexpr ScaleGranularity kWeightGranularity = Weights::kWeightGranularity;
-  static constexpr DType kWeightDType = Weights::kWeightDType;
-  static constexpr int kWeightGroupRows = Weights::kWeightGroupRows;
-  static constexpr int kWeightGroupCols = Weights::kWeightGroupCols;
-  static constexpr int kWeightPack = Weights::kWeightPack;
-  static constexpr int kShapeMultiple = Weights::kShapeMultiple;
-  static constexpr int kTransportMultiple = 1;
-  template <class Act>
-  using WeightCode = std::uint8_t;
-  using WeightScale = float;
-
-  static constexpr bool supports(std::int64_t hidden, std::int64_t intermediate) { return Weights::supports(hidden, intermediate); }
-  MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return Weights::weight_code_cols(cols); }
-  MOE_HD static constexpr std::int64_t weight_scale_count(std::int64_t rows, std::int64_t cols) {
-    return Weights::weight_scale_count(rows, cols);
-  }
-  template <class Act>
-  void quantize_weight(float const* w, std::int64_t rows, std::int64_t cols, std::uint8_t* codes, float* scales) const {
-    Weights{}.template quantize_weight<Act>(w, rows, cols, codes, scales);
-  }
-  template <class Act>
-  MOE_HD void dequantize_weight_row(std::uint8_t const* codes, float const* scales, std::int64_t rows, std::int64_t cols, std::int64_t row,
-                                    float* out) const {
-    Weights{}.template dequantize_weight_row<Act>(codes, scales, rows, cols, row, out);
-  }
 };
 
 using W4A8Fp8 = W4A8<Fp8Codec<>>;
