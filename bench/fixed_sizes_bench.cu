@@ -314,9 +314,8 @@ bool compare_token() {
   p.activation = hopper::activation_params(activation::Kind::silu, {});
   p.x = x.data(), p.weights = weights.data(), p.inter = inter.data();
   p.arrived = counters.data(), p.passed = counters.data() + 1;
-  auto const kernel = fixed_token_kernel<S, Params>;
-  static hopper::detail::OncePerDevice once;
-  hopper::detail::allow_shared_memory(kernel, hopper::kTokenSharedMemory, once);
+  constexpr auto* kKernel = fixed_token_kernel<S, Params>;
+  hopper::detail::allow_shared_memory<kKernel>(hopper::kTokenSharedMemory);
   auto const at_run_time = [&](int i) {
     auto mine = p;
     mine.ids = ids[static_cast<std::size_t>(i % kInputs)].data(), mine.out = out_a.data();
@@ -325,7 +324,7 @@ bool compare_token() {
   auto const fixed = [&](int i) {
     Params mine{p, {}, {}, {}};
     mine.ids = ids[static_cast<std::size_t>(i % kInputs)].data(), mine.out = out_b.data();
-    hopper::detail::launch(kernel, kWorkers, Params::kPlan.warps * 32, Params::kPlan.bytes, 1, stream, mine);
+    hopper::detail::launch(kKernel, kWorkers, Params::kPlan.warps * 32, Params::kPlan.bytes, 1, stream, mine);
   };
   for (int i = 0; i < kInputs; ++i) {
     at_run_time(i), fixed(i);

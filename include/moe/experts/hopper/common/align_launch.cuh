@@ -96,8 +96,7 @@ inline AlignArgs align_args(Request const& r, LocalShape const& shape, Workspace
 
 /// `quantizers`: number of clusters besides the one that sorts.
 inline void launch_align(AlignArgs const& a, int quantizers, cudaStream_t stream) {
-  static OncePerDevice once;
-  allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
+  allow_shared_memory<align_kernel<kAlignCluster>>(align_smem_bytes(1024));
   launch(align_kernel<kAlignCluster>, kAlignCluster * (1 + quantizers), kAlignThreads, align_smem_bytes(a.num_experts), kAlignCluster,
          stream, a);
 }

@@ -31,10 +31,12 @@ class OncePerDevice {
   std::atomic<std::uint64_t> done_{0};
 };
 
-/// Allows a kernel up to `bytes` of dynamic shared memory, once per device; `once` is specific to the kernel.
-template <class... Params>
-inline void allow_shared_memory(void (*kernel)(Params...), int bytes, OncePerDevice& once) {
-  once([&] { check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"); });
+/// Allows a kernel up to `bytes` of dynamic shared memory, once per device. nvcc gives every translation unit a kernel of its own for each
+/// instance of a template (-static-global-template-stub); `once` is as local as the kernel, since that is an argument of this template.
+template <auto Kernel>
+void allow_shared_memory(int bytes) {
+  static OncePerDevice once;
+  once([&] { check_cuda(cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"); });
 }
 
 /// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the preceding kernel in the stream.

@@ -16,19 +16,17 @@ namespace moe::hopper::detail {
 template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
 inline void launch_layer(LayerParams const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = SmemLayout<S, Stages, MaxRows>::kBytes;
-  auto* const kernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation>;
-  static OncePerDevice once;
-  allow_shared_memory(kernel, kSmem, once);
-  launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
+  constexpr auto* kKernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation>;
+  allow_shared_memory<kKernel>(kSmem);
+  launch(kKernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
 template <int Cluster, class Activation>
 inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = BlockLayout<4>::kBytes;
-  auto* const kernel = block_kernel<4, Cluster, Activation>;
-  static OncePerDevice once;
-  allow_shared_memory(kernel, kSmem, once);
-  launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
+  constexpr auto* kKernel = block_kernel<4, Cluster, Activation>;
+  allow_shared_memory<kKernel>(kSmem);
+  launch(kKernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
 /// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales are in the sorted order, which tensor maps describe.

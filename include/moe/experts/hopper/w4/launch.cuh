@@ -16,10 +16,9 @@ namespace w4 {
 template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows, bool Any>
 inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
   using L = Layout<S, Groups, Depth, Stages, MaxRows, Any>;
-  auto* const kernel = layer_kernel<S, Groups, Depth, Stages, MaxRows, Any>;
-  static hopper::detail::OncePerDevice once;
-  hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
-  hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, static_cast<typename L::KernelParams const&>(p));
+  constexpr auto* kKernel = layer_kernel<S, Groups, Depth, Stages, MaxRows, Any>;
+  hopper::detail::allow_shared_memory<kKernel>(L::kBytes);
+  hopper::detail::launch(kKernel, workers, L::kThreads, L::kBytes, 1, stream, static_cast<typename L::KernelParams const&>(p));
 }
 
 /// `Any`: p is the base of an AnyParams.

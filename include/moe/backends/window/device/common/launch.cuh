@@ -24,7 +24,9 @@ void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int thr
   check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 
-/// Allows the kernel this much dynamic shared memory. Never lowers what an exchange of another size was allowed before.
+/// Allows the kernel this much dynamic shared memory. Never lowers what an exchange of another size was allowed before. nvcc gives every
+/// translation unit kernels of its own, so what allows and what launches must come from the same one: the exchanges' functions that do are
+/// never inlined, and the linker takes all of them from the first unit that has them.
 template <class Kernel>
 void allow_dynamic_shared(Kernel* kernel, std::size_t bytes) {
   cudaFuncAttributes facts{};

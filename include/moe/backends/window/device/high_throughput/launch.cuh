@@ -22,8 +22,9 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-[[gnu::used]] inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
-                                                              ExchangeOptions const& options, HighThroughputTuning const& tuning)
+[[gnu::used,
+  gnu::noinline]] inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
+                                                                  ExchangeOptions const& options, HighThroughputTuning const& tuning)
     : shape_(shape), tuning_(tuning), options_(options), params_(window, shape, options) {
   if (int const sm = device_architecture(); sm < 90) {
     throw Error(ErrorCode::unsupported, text("high_throughput: the device is sm_", sm, ", sm_90 or newer is needed for its copy engine"));
@@ -42,7 +43,7 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   set_blocks(shape.blocks);
 }
 
-[[gnu::used]] inline void HighThroughputCalls::set_blocks(int blocks) {
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::set_blocks(int blocks) {
   HighThroughputShape changed = shape_;
   changed.blocks = blocks;
   changed.check();
@@ -52,8 +53,8 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   params_.set_shape(changed);
 }
 
-[[gnu::used]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
-                                                        std::uint32_t refused) const {
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream,
+                                                                       int routing_parity, std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
   HighThroughputDispatch const a{params_,
                                  in,
@@ -72,8 +73,9 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-[[gnu::used]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
-                                                       cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride,
+                                                                      int parity, cudaStream_t stream, int routing_parity,
+                                                                      std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
   HighThroughputCombine const a{params_, in,  half,      tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced,
                                 refused, out, out_stride};
@@ -81,18 +83,21 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
                   options_.programmatic, stream, a);
 }
 
-[[gnu::used]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream,
-                                                      int routing_parity) const {
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream,
+                                                                     int routing_parity) const {
   HighThroughputReduce const a{params_, HighThroughputParity::of(parity, routing_parity), false, y};
   launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-[[gnu::used]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream, int routing_parity) const {
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream,
+                                                                    int routing_parity) const {
   int const routing = HighThroughputParity::of(parity, routing_parity).routing;
   round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(params_.at.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
 }
 
-[[gnu::used]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const { enqueue_abandon(params_.window, stream); }
+[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
+  enqueue_abandon(params_.window, stream);
+}
 
 }  // namespace moe::detail

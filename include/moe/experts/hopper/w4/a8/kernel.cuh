@@ -43,10 +43,9 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
 template <int Groups, int Depth, int Stages, int MaxRows, bool Any>
 inline void launch_tile(Params const& p, int workers, cudaStream_t stream) {
   using L = Layout<Groups, Depth, Stages, MaxRows, Any>;
-  auto* const kernel = layer_kernel<Groups, Depth, Stages, MaxRows, Any>;
-  static moe::hopper::detail::OncePerDevice once;
-  moe::hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
-  moe::hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, p);
+  constexpr auto* kKernel = layer_kernel<Groups, Depth, Stages, MaxRows, Any>;
+  moe::hopper::detail::allow_shared_memory<kKernel>(L::kBytes);
+  moe::hopper::detail::launch(kKernel, workers, L::kThreads, L::kBytes, 1, stream, p);
 }
 
 template <bool Any>
