@@ -128,6 +128,6 @@ def candidates(library, dtype):
             found.append(Ours(library, OURS_W8A16, dtype, "bf16", "int8"))
         return found
     found = [Ours(library, OURS, dtype, "bf16", dtype)]
-    if dtype == "mxfp4":
-        found.append(Ours(library, OURS_FP8, dtype, "fp8", "mxfp4_fp8"))
+    if dtype.startswith(("mxfp4", "int4")):
+        found.append(Ours(library, OURS_FP8, dtype, "fp8", f"{dtype}_fp8"))
     return found

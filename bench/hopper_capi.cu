@@ -40,7 +40,8 @@ struct Holder : AnyLayer {
 template <class Make>
 void* created(Make const& make) {
   try {
-    return static_cast<AnyLayer*>(make().release());
+    std::unique_ptr<AnyLayer> made = make();
+    return made.release();
   } catch (std::exception const& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return nullptr;
@@ -89,29 +90,29 @@ void* moe_hopper_create(int scheme, int num_experts, int hidden, int intermediat
 }
 
 /// The same of weights in 4 or 8 bits, which are packed into memory of the layer's own. `scheme`: a name of W4Scheme (bf16 activations), or
-/// mxfp4_fp8 (rows of e4m3 codes with a scale per 128).
+/// one with "_fp8" behind it (rows of e4m3 codes with a scale per 128; mxfp4 and int4).
 void* moe_hopper_create_packed(char const* scheme, int num_experts, int hidden, int intermediate, int topk,
                                moe_hopper_packed const* weights) {
   moe_hopper_packed const& w = *weights;
   LocalShape const shape{num_experts, hidden, intermediate, topk};
   W4Weights const stored{w.w13, w.w2, w.w13_scales, w.w2_scales, w.w13_group, w.w2_group, w.b13, w.b2};
   W4Activation const activation{w.alpha, w.beta, w.limit};
-  if (std::string_view(scheme) == "mxfp4_fp8") {
-    return created([&] {
-      auto made = std::make_unique<Holder<W4A8Layer>>();
-      made->packed = moe::Buffer<char, moe::space::cuda>(W4A8Layer::packed_bytes(shape, moe::hopper::W4Scheme::mxfp4));
-      made->layer = std::make_unique<W4A8Layer>(shape, moe::hopper::W4Scheme::mxfp4, stored, activation, made->packed.data(),
-                                                &moe::hopper::w4a8::launch_layer<false>);
-      return made;
-    });
-  }
   return created([&] {
-    auto const found = moe_bench::find_w4_scheme(scheme);
-    if (!found) throw moe::Error(moe::ErrorCode::argument, moe::text("moe_hopper_create_packed: no scheme ", scheme));
-    auto made = std::make_unique<Holder<W4A16Layer>>();
-    made->packed = moe::Buffer<char, moe::space::cuda>(W4A16Layer::packed_bytes(shape, *found));
-    made->layer = std::make_unique<W4A16Layer>(shape, *found, stored, activation, made->packed.data(), moe_bench::launcher_of(*found));
-    return made;
+    std::string_view name = scheme;
+    bool const fp8_rows = name.ends_with("_fp8");
+    if (fp8_rows) name.remove_suffix(4);
+    auto const found = moe_bench::find_w4_scheme(name);
+    if (!found || (fp8_rows && moe_bench::fp8_launcher_of(*found) == nullptr)) {
+      throw moe::Error(moe::ErrorCode::argument, moe::text("moe_hopper_create_packed: no scheme ", scheme));
+    }
+    auto const make = [&]<class Layer>(auto launcher) -> std::unique_ptr<AnyLayer> {
+      auto made = std::make_unique<Holder<Layer>>();
+      made->packed = moe::Buffer<char, moe::space::cuda>(Layer::packed_bytes(shape, *found));
+      made->layer = std::make_unique<Layer>(shape, *found, stored, activation, made->packed.data(), launcher);
+      return made;
+    };
+    return fp8_rows ? make.template operator()<W4A8Layer>(moe_bench::fp8_launcher_of(*found))
+                    : make.template operator()<W4A16Layer>(moe_bench::launcher_of(*found));
   });
 }
 

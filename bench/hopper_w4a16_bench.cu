@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_w4a16_bench.cu: checks and times whole layers with 4- or 8-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
-//   hopper_w4a16_bench <int4|int4_zero|mxfp4|mxfp4_fp8|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
+//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
 //
-// mxfp4_fp8: mxfp4 weights and rows of e4m3 with a scale per 128, which are quantised before the times (W4A8Layer).
+// mxfp4_fp8, int4_fp8, int4_zero_fp8 …: such weights and rows of e4m3 with a scale per 128, which are quantised before the times
+// (W4A8Layer).
 // A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
 // The floor is the larger of the useful operations over the sustained rate of bf16, or of fp8 with rows of e4m3, and the least bytes
 // (packed weights of the experts hit, once, plus input and output) over the stream rate; these rates are those of docs/log/hopper.md.
@@ -23,6 +24,7 @@
 #include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/rows/quantize_rows.cuh"
 
@@ -43,7 +45,7 @@ using Fp8Rows = moe::quantization::Mxfp4Fp8<>;
 struct Mode {
   W4Scheme scheme;
   bool fp8_rows;
-  char const* label() const { return fp8_rows ? Fp8Rows::kName : name(scheme); }
+  std::string label() const { return std::string(name(scheme)) + (fp8_rows ? "_fp8" : ""); }
 };
 
 int failures = 0;
@@ -125,7 +127,7 @@ struct Layer {
     auto const bytes = mode.fp8_rows ? W4A8Layer::packed_bytes(s, scheme) : W4A16Layer::packed_bytes(s, scheme);
     packed = TypedMemory<char>(static_cast<std::size_t>(bytes));
     if (mode.fp8_rows) {
-      fp8_layer = std::make_unique<W4A8Layer>(s, scheme, w, activation, packed.data(), &w4a8::launch_layer<false>);
+      fp8_layer = std::make_unique<W4A8Layer>(s, scheme, w, activation, packed.data(), moe_bench::fp8_launcher_of(scheme));
     } else {
       layer = std::make_unique<W4A16Layer>(s, scheme, w, activation, packed.data(), moe_bench::launcher_of(scheme));
     }
@@ -142,7 +144,7 @@ struct Layer {
   }
 };
 
-/// One batch of random rows; of mxfp4_fp8 also their codes and scales.
+/// One batch of random rows; with rows of e4m3 also their codes and scales.
 struct Batch {
   TypedMemory<__nv_bfloat16> x;
   TypedMemory<std::uint8_t> codes;
@@ -191,7 +193,7 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   };
   std::vector<std::int32_t> const all_ids = batch.ids.download();
   std::vector<std::int32_t> ids, chosen;  // ids: places in chosen
-  constexpr bool kFp8Rows = std::is_same_v<Quant, Fp8Rows>;
+  constexpr bool kFp8Rows = Quant::kQuantizesActivations;
   using Element = typename Quant::template Payload<moe::bf16>;
   TypedMemory<Element> x(static_cast<std::size_t>(samples) * hidden);
   std::size_t const row_scales = batch.scales.size() / static_cast<std::size_t>(tokens);
@@ -263,7 +265,15 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
 double error_of_mode(Mode const& mode, Layer const& layer, LocalShape const& s, Batch const& batch, int tokens,
                      TypedMemory<__nv_bfloat16> const& out) {
   using namespace moe::quantization;
-  if (mode.fp8_rows) return error_of<Fp8Rows>(layer, s, batch, tokens, out);
+  if (mode.fp8_rows) {
+    switch (mode.scheme) {
+      case W4Scheme::int4: return error_of<Int4Fp8<>>(layer, s, batch, tokens, out);
+      case W4Scheme::int4_zero: return error_of<Int4Fp8<128, true>>(layer, s, batch, tokens, out);
+      case W4Scheme::int4_32: return error_of<Int4Fp8<32>>(layer, s, batch, tokens, out);
+      case W4Scheme::int4_32_zero: return error_of<Int4Fp8<32, true>>(layer, s, batch, tokens, out);
+      default: return error_of<Fp8Rows>(layer, s, batch, tokens, out);
+    }
+  }
   switch (mode.scheme) {
     case W4Scheme::int4: return error_of<Int4Group128>(layer, s, batch, tokens, out);
     case W4Scheme::int4_zero: return error_of<Int4Group128Zero>(layer, s, batch, tokens, out);
@@ -288,7 +298,7 @@ void time_one(std::string const& label, LocalShape const& s, Mode const& mode, L
   hit /= sets;
   TypedMemory<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
   TypedMemory<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
-  W4Tuning tuning = mode.fp8_rows ? w4a8::choose_tuning(s, tokens) : choose_w4_tuning(s, mode.scheme, tokens);
+  W4Tuning tuning = mode.fp8_rows ? layer.fp8_layer->tuning(tokens) : choose_w4_tuning(s, mode.scheme, tokens);
   if (tile_rows > 0) tuning.tile_rows = tile_rows;
   auto const forward = [&](Batch const& b, cudaStream_t stream) {
     LayerCall call{};
@@ -311,8 +321,8 @@ void time_one(std::string const& label, LocalShape const& s, Mode const& mode, L
   double const most = tolerance(mode.fp8_rows ? Scheme::fp8_block : Scheme::bf16, tokens);
   if (!(error < most)) {
     ++failures;
-    std::printf("%-20s %-9s M%-6d WRONG: differs from cuda_reference by %.3e, at most %.0e, tile %d: not timed\n", label.c_str(),
-                mode.label(), tokens, error, most, tuning.tile_rows);
+    std::printf("%-20s %-16s M%-6d WRONG: differs from cuda_reference by %.3e, at most %.0e, tile %d: not timed\n", label.c_str(),
+                mode.label().c_str(), tokens, error, most, tuning.tile_rows);
     return;
   }
   auto const round = [&](cudaStream_t stream) {
@@ -326,15 +336,16 @@ void time_one(std::string const& label, LocalShape const& s, Mode const& mode, L
   double const us = times[times.size() / 2];
   double const flops = 6.0 * tokens * s.topk * s.hidden * s.intermediate;
   auto const matrix_bytes = [&](std::int64_t rows, int cols) {
-    return static_cast<double>(mode.fp8_rows ? w4a8::packed_bytes(rows, w4a8::padded(cols)) : packed_bytes(mode.scheme, rows, cols));
+    return static_cast<double>(mode.fp8_rows ? w4a8::packed_bytes(mode.scheme, rows, w4a8::padded(cols))
+                                             : packed_bytes(mode.scheme, rows, cols));
   };
   std::int64_t const features = mode.fp8_rows ? w4a8::padded(s.intermediate) : s.intermediate;
   double const bytes = hit * (matrix_bytes(2 * features, s.hidden) + matrix_bytes(s.hidden, s.intermediate)) +
                        (mode.fp8_rows ? 3.0 : 4.0) * tokens * s.hidden;
   double const floor_us =
       1e6 * std::max(flops / (mode.fp8_rows ? moe_bench::kFp8Ceiling : moe_bench::kBf16Ceiling), bytes / moe_bench::kStreamCeiling);
-  std::printf("%-20s %-9s M%-6d %8.1f us (min %.1f max %.1f) %6.1f TFLOP/s %5.0f GB/s floor %7.1f ratio %.2f tile %d\n", label.c_str(),
-              mode.label(), tokens, us, times.front(), times.back(), flops / us * 1e-6, bytes / us * 1e-3, floor_us, us / floor_us,
+  std::printf("%-20s %-16s M%-6d %8.1f us (min %.1f max %.1f) %6.1f TFLOP/s %5.0f GB/s floor %7.1f ratio %.2f tile %d\n", label.c_str(),
+              mode.label().c_str(), tokens, us, times.front(), times.back(), flops / us * 1e-6, bytes / us * 1e-3, floor_us, us / floor_us,
               tuning.tile_rows);
   std::fflush(stdout);
 }
@@ -343,13 +354,13 @@ void time_one(std::string const& label, LocalShape const& s, Mode const& mode, L
 
 int main(int argc, char** argv) try {
   std::string const wanted = argc > 1 ? argv[1] : "";
-  bool const fp8_rows = wanted == Fp8Rows::kName;
-  std::optional<W4Scheme> const found = moe_bench::find_w4_scheme(fp8_rows ? name(W4Scheme::mxfp4) : wanted);
-  if (!found) {
-    moe_bench::Names known = moe_bench::w4_scheme_names();
-    known.emplace_back(Fp8Rows::kName);
-    moe_bench::refuse_name("scheme", wanted, known);
+  moe_bench::Names known = moe_bench::w4_scheme_names();
+  for (W4Scheme const scheme : moe_bench::kW4Schemes) {
+    if (moe_bench::fp8_launcher_of(scheme) != nullptr) known.push_back(Mode{scheme, true}.label());
   }
+  bool const fp8_rows = wanted.ends_with("_fp8");
+  std::optional<W4Scheme> const found = moe_bench::find_w4_scheme(fp8_rows ? wanted.substr(0, wanted.size() - 4) : wanted);
+  if (!found || std::find(known.begin(), known.end(), wanted) == known.end()) moe_bench::refuse_name("scheme", wanted, known);
   Mode const mode{*found, fp8_rows};
   auto const shapes = moe_bench::find_shapes(kShapes, argc > 2 ? argv[2] : "");
   std::vector<int> const token_counts = moe_bench::counts("tokens", argc > 3 ? argv[3] : "");

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/experts/hopper/w4/problem.hpp"
+#include "moe/experts/hopper/w4/a8/problem.hpp"
 
 namespace moe_bench {
 
@@ -39,6 +39,19 @@ inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
     case int8: return moe::hopper::w4_launcher<int8>();
   }
   return nullptr;
+}
+
+/// The same under rows of e4m3 (W4A8Layer); null for a scheme that has no such kernels.
+inline moe::hopper::w4a8::Launcher fp8_launcher_of(moe::hopper::W4Scheme scheme) {
+  using enum moe::hopper::W4Scheme;
+  switch (scheme) {
+    case mxfp4: return &moe::hopper::w4a8::launch_layer<mxfp4, false>;
+    case int4: return &moe::hopper::w4a8::launch_layer<int4, false>;
+    case int4_zero: return &moe::hopper::w4a8::launch_layer<int4_zero, false>;
+    case int4_32: return &moe::hopper::w4a8::launch_layer<int4_32, false>;
+    case int4_32_zero: return &moe::hopper::w4a8::launch_layer<int4_32_zero, false>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace moe_bench

@@ -36,10 +36,10 @@ template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Sch
       list(APPEND sources ${folder}/hopper_w4a16.cu)
     elseif(scheme STREQUAL "w4a8")
       file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
-template void moe::hopper::w4a8::launch_layer<false>(Params const&, int, cudaStream_t);
+template void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, false>(Params const&, int, cudaStream_t);
 " @ONLY)
       file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}_${activation}_any.cu CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
-template void moe::hopper::w4a8::launch_layer<true>(Params const&, int, cudaStream_t);
+template void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, true>(Params const&, int, cudaStream_t);
 " @ONLY)
       file(CONFIGURE OUTPUT ${folder}/hopper_w4a8.cu CONTENT "#include <moe/experts/hopper/w4a8_layer.cuh>\n" @ONLY)
       list(APPEND kernels ${folder}/hopper_${scheme}_${activation}_any.cu)

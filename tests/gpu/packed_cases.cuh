@@ -47,7 +47,8 @@ inline Buffer<float, space::cuda> normal_biases(std::int64_t count, std::mt19937
   return upload(values);
 }
 
-/// Random codes (every one of them) and scales of one layer. `exponent`: of the mxfp4 scales, relative to sensible ones.
+/// Random codes (every one of them) and scales of one layer. `exponent`: of the mxfp4 scales, relative to sensible ones. `bf16_scales`:
+/// of int4, those that a checkpoint in bf16 may have.
 template <class Quant>
 struct RandomWeights {
   using Code = typename Quant::template WeightCode<bf16>;
@@ -57,10 +58,11 @@ struct RandomWeights {
   Buffer<float, space::cuda> b13, b2;
   WeightsOf<PackedConfig, Quant> view;
 
-  RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F, bool gated = true) {
+  RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F, bool gated = true,
+                bool bf16_scales = false) {
     std::int64_t const rows13 = (gated ? 2 : 1) * s.intermediate;
-    fill(c13, s13, s.experts, rows13, s.hidden, gen, exponent, zero_offset);
-    fill(c2, s2, s.experts, s.hidden, s.intermediate, gen, -exponent, zero_offset);
+    fill(c13, s13, s.experts, rows13, s.hidden, gen, exponent, zero_offset, bf16_scales);
+    fill(c2, s2, s.experts, s.hidden, s.intermediate, gen, -exponent, zero_offset, bf16_scales);
     if (biases) {
       b13 = normal_biases(s.experts * rows13, gen);
       b2 = normal_biases(std::int64_t{s.experts} * s.hidden, gen);
@@ -75,7 +77,7 @@ struct RandomWeights {
 
  private:
   static void fill(Buffer<Code, space::cuda>& codes, Buffer<Scale, space::cuda>& scales, int experts, std::int64_t rows, std::int64_t cols,
-                   std::mt19937_64& gen, int exponent, float zero_offset) {
+                   std::mt19937_64& gen, int exponent, float zero_offset, bool bf16_scales) {
     std::vector<Code> c(static_cast<std::size_t>(experts * rows * Quant::weight_code_cols(cols)));
     for (Code& v : c) v = static_cast<Code>(gen() >> 32);
     constexpr float kCodes = std::is_same_v<Code, std::int8_t> ? 74.0F : 4.6F;  // their standard deviation, of integers
@@ -90,10 +92,14 @@ struct RandomWeights {
         if (kind == 1) v |= 0x80u;
       } else if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // codes have a standard deviation of 2.9
         v = static_cast<std::uint8_t>(127 + exponent + std::ilogb(sigma / 2.9F) - static_cast<int>(gen() % 3));
-      } else if constexpr (std::is_same_v<Scale, float>) {
-        v = sigma / kCodes * (0.5F + uniform);
       } else {
-        v = {sigma / kCodes * (0.5F + uniform), static_cast<float>(gen() % 16) + zero_offset};
+        float scale = sigma / kCodes * (0.5F + uniform);
+        if (bf16_scales) scale = to_float(from_float<bf16>(scale));
+        if constexpr (std::is_same_v<Scale, float>) {
+          v = scale;
+        } else {
+          v = {scale, static_cast<float>(gen() % 16) + zero_offset};
+        }
       }
     }
     if constexpr (std::is_same_v<Quant, quantization::Nvfp4W4A16>) {
@@ -196,9 +202,9 @@ using BatchedKernel = typename Experts::template Kernel<PackedConfig, Quant, Act
 /// output hold NaN before each.
 template <class Quant, class Experts>
 double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed, bool biases = false, activation::Any const& act = kSilu,
-                      int exponent = 0, bool weight_on_input = false) {
+                      int exponent = 0, bool weight_on_input = false, bool bf16_scales = false) {
   std::mt19937_64 gen(seed);
-  RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated());
+  RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated(), bf16_scales);
   Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
   RandomCall<Quant> const call(s, tokens, load, gen);
   auto const count = static_cast<std::size_t>(tokens) * s.hidden;
@@ -331,9 +337,9 @@ void batched_equals_oracle(double tolerance) {
 
 /// Weights replaced in place are packed again, at a width that leaves half a brick of padding.
 template <class Quant, class Experts>
-void weights_changed_in_place_are_packed_anew() {
+void weights_changed_in_place_are_packed_anew(int intermediate = 96) {
   using Kernel = StandardKernel<Quant, Experts>;
-  Sizes const s{4, 128, 96, 2};
+  Sizes const s{4, 128, intermediate, 2};
   std::mt19937_64 gen(650);
   RandomWeights<Quant> weights(s, false, gen);
   RandomWeights<Quant> const others(s, false, gen);

@@ -196,6 +196,27 @@ TEST(HopperW4A8, CodesAreExactInE4m3) {
   }
 }
 
+TEST(HopperW4A8, Int4CodesLessTheirZeroPointAreExactInE4m3) {
+  for (int v = -15; v <= 15; ++v) EXPECT_EQ(e4m3(w4a8::e4m3_of(v)), v);
+  std::mt19937 gen(4);
+  for (int zero = 0; zero < 16; ++zero) {
+    w4a8::Magnitudes const below = w4a8::int4_values(0, zero);
+    w4a8::Magnitudes const above = w4a8::int4_values(8, zero);
+    for (int round = 0; round < 16; ++round) {
+      std::uint32_t code[8];
+      for (std::uint32_t& c : code) c = gen() & 15u;
+      std::uint32_t const word = w4a8::pack_word(code);
+      for (int i = 0; i < 8; ++i) {  // as the kernel reads it
+        bool const high = ((i < 4 ? word : word << 4) & (0x80u << (8 * (i & 3)))) != 0;
+        w4a8::Magnitudes const m = high ? above : below;
+        std::uint64_t const table = std::uint64_t{m.high} << 32 | m.low;
+        std::uint32_t const value = static_cast<std::uint32_t>(table >> (8 * (word >> (4 * i) & 7u))) & 0xFFu;
+        EXPECT_EQ(e4m3(value), static_cast<int>(code[i]) - zero) << "code " << code[i] << ", zero point " << zero;
+      }
+    }
+  }
+}
+
 TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
   std::mt19937 gen(3);
   int folds = 0;
@@ -243,7 +264,15 @@ TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
 }
 
 TEST(HopperW4A8, SizesAndRefusals) {
-  EXPECT_EQ(w4a8::packed_bytes(64, 128), 4096 + 256 + 16) << "4.27 bits a weight";
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::mxfp4, 64, 128), 4096 + 256 + 16) << "4.27 bits a weight";
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4, 64, 128), 4096 + 256 + 16);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_zero, 64, 128), 4096 + 512 + 16);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32, 64, 128), 4096 + 512 + 16);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32_zero, 64, 128), 4096 + 768 + 16);
+  EXPECT_EQ(w4a8::sums_of(W4Scheme::mxfp4, 32, 32), 1);
+  EXPECT_EQ(w4a8::sums_of(W4Scheme::int4, 256, 128), 1);
+  EXPECT_EQ(w4a8::sums_of(W4Scheme::int4, 128, 64), 2);
+  EXPECT_EQ(w4a8::sums_of(W4Scheme::int4_32_zero, 32, 32), 4);
   hopper::LocalShape const s{2, 2880, 2880, 4};
   auto const bytes = [](hopper::LocalShape const& shape, bool gated) { return W4A8Layer::packed_bytes(shape, W4Scheme::mxfp4, gated); };
   EXPECT_EQ(bytes(s, true) - bytes({0, 2880, 2880, 4}, true), 2 * (92 + 45) * 23 * 4368);
@@ -251,7 +280,7 @@ TEST(HopperW4A8, SizesAndRefusals) {
   for (int tokens : {1, 7, 64, 16384}) {
     W4Workspace const w = w4a8::plan_workspace(s, tokens);
     EXPECT_LE(w.inter + w.slots * (2944 + 4 * w4a8::scale_blocks(2944)), w.slot_rows) << "codes and scales of the intermediate";
-    EXPECT_LE(w4a8::choose_tuning(s, tokens).tile_rows, w4a8::kMostRows);
+    EXPECT_LE(w4a8::choose_tuning(s, tokens, 80).tile_rows, 80);
   }
   alignas(16) static std::uint8_t const memory[32] = {};
   W4Weights const w{memory, memory, memory, memory};

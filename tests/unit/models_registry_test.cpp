@@ -139,9 +139,12 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   for (char const* scheme : {"int4_group64", "int4_group32_zero", "int4_group64_zero", "int4_group128_zero"}) {
     EXPECT_EQ(support(scheme, 90, "hopper_w4a16"), Support::converted);
   }
-  EXPECT_EQ(support("mxfp4_fp8", 90, "hopper_w4a8"), Support::converted);
-  EXPECT_EQ(support("mxfp4_fp8", 89, "cuda_reference"), Support::emulated);
-  for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "int4_group128_fp8", "int4_group32_zero_fp8"}) {
+  for (char const* scheme : {"mxfp4_fp8", "int4_group32_fp8", "int4_group64_fp8", "int4_group128_fp8", "int4_group32_zero_fp8",
+                             "int4_group64_zero_fp8", "int4_group128_zero_fp8"}) {
+    EXPECT_EQ(support(scheme, 90, "hopper_w4a8"), Support::converted);
+    EXPECT_EQ(support(scheme, 89, "cuda_reference"), Support::emulated);
+  }
+  for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8"}) {
     EXPECT_EQ(support(scheme, 90, "cuda_reference"), Support::emulated) << "no Hopper kernel has these rows with these weights";
   }
   for (int const architecture : registry::kArchitectures) {

@@ -52,6 +52,11 @@ __device__ inline std::uint32_t load_shared_word(std::uint32_t smem) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(smem));
   return value;
 }
+__device__ inline uint2 load_shared_word_pair(std::uint32_t smem) {
+  uint2 v{};
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(smem));
+  return v;
+}
 __device__ inline uint4 load_shared_words(std::uint32_t smem) {
   uint4 v{};
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem));

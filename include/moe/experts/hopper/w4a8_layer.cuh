@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4a8_layer.cuh: the definitions of W4A8Layer: packs mxfp4 weights and launches the aligning and reducing kernels around
+// experts/hopper/w4a8_layer.cuh: the definitions of W4A8Layer: packs 4-bit weights and launches the aligning and reducing kernels around
 // the layer kernel of experts/hopper/w4/a8/kernel.cuh. Include it in one translation unit compiled for sm_90a.
 #pragma once
 
@@ -20,20 +20,38 @@ namespace moe::fix {
 
 namespace moe::hopper {
 
+namespace w4a8 {
+
+/// function<scheme>() of the scheme, one that check() has accepted.
+template <class Function>
+void with_scheme(W4Scheme scheme, Function const& function) {
+  switch (scheme) {
+    case W4Scheme::int4: return function.template operator()<W4Scheme::int4>();
+    case W4Scheme::int4_zero: return function.template operator()<W4Scheme::int4_zero>();
+    case W4Scheme::int4_32: return function.template operator()<W4Scheme::int4_32>();
+    case W4Scheme::int4_32_zero: return function.template operator()<W4Scheme::int4_32_zero>();
+    default: return function.template operator()<W4Scheme::mxfp4>();
+  }
+}
+
+}  // namespace w4a8
+
 struct W4A8Layer::State {
   LocalShape shape;
+  W4Scheme scheme = W4Scheme::mxfp4;
   W4Weights weights;
   W4Activation activation;
-  ActivationParams any;  ///< of kernels of any activation
+  ActivationParams any;
   bool gated = true;
   bool weight_on_input = false;
   w4a8::Launcher launcher = nullptr;
-  int most_rows = w4a8::kMostRows;  ///< of a tile
+  bool any_activation = false;  ///< kernels of any activation
   int workers = 0;
   std::uint8_t* packed[2] = {nullptr, nullptr};
   float* factor[2] = {nullptr, nullptr};
   w4::Constants constants{};
 
+  int most_rows() const { return w4a8::most_tile_rows(scheme, any_activation); }
   int hidden() const { return w4a8::padded(shape.hidden); }
   int intermediate() const { return w4a8::padded(shape.intermediate); }
   /// Rows of w13, of the stored and of the packed one.
@@ -54,7 +72,7 @@ inline void W4A8Layer::State::lay_out(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
-  packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(w13_rows(intermediate()), hidden());
+  packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(scheme, w13_rows(intermediate()), hidden());
   w4::Constants& c = constants;
   for (int i = 0; i < 2; ++i) {
     c.weights[i] = packed[i];
@@ -80,13 +98,13 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
     a.cols = i == 0 ? shape.hidden : shape.intermediate;
     a.packed_rows = i == 0 ? w13_rows(intermediate()) : shape.hidden;
     a.packed_cols = i == 0 ? hidden() : intermediate();
-    a.group = 32;
+    a.group = i == 0 ? weights.w13_group : weights.w2_group;
     a.gate_up = i == 0 && gated;
     a.factor = factor[i];
     a.packed = packed[i];
-    w4a8::pack_bricks<<<dim3(static_cast<unsigned>(a.packed_cols / w4a8::kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
-                             static_cast<unsigned>(shape.num_experts)),
-                        128, 0, stream>>>(a);
+    dim3 const grid(static_cast<unsigned>(a.packed_cols / w4a8::kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
+                    static_cast<unsigned>(shape.num_experts));
+    w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4a8::pack_bricks<S><<<grid, 128, 0, stream>>>(a); });
     check_cuda(cudaGetLastError(), "w4a8::pack_bricks");
   }
 }
@@ -104,7 +122,7 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   state_->any = activation_params(activation.kind, activation.constants);
   state_->gated = state_->any.gated;
   state_->weight_on_input = activation.weight_on_input;
-  state_->most_rows = w4a8::kMostAnyRows;
+  state_->any_activation = true;
   open(shape, scheme, weights, packed, launcher);
 }
 
@@ -114,12 +132,14 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   w4::check_packed(packed);
   state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
+  state_->scheme = scheme;
   state_->weights = weights;
   state_->launcher = launcher;
   state_->lay_out(static_cast<char*>(packed));
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   // The factors are written by pack().
-  w4::check_scales<W4Scheme::mxfp4>("hopper_w4a8", shape, weights, state_->gated, reinterpret_cast<unsigned long long*>(state_->factor[0]));
+  auto* const first = reinterpret_cast<unsigned long long*>(state_->factor[0]);
+  w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4::check_scales<S>("hopper_w4a8", shape, weights, state_->gated, first); });
   state_->pack(nullptr);
   check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }
@@ -130,14 +150,14 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
 
 [[gnu::used]] inline W4Tuning W4A8Layer::tuning(int max_tokens) const {
-  return w4a8::choose_tuning(state_->shape, max_tokens, state_->most_rows);
+  return w4a8::choose_tuning(state_->shape, max_tokens, state_->most_rows());
 }
 [[gnu::used]] inline std::int64_t W4A8Layer::workspace_bytes(int max_tokens) const {
   return w4a8::plan_workspace(state_->shape, max_tokens).bytes;
 }
 
 inline void W4A8Layer::State::check(Request const& r, W4Tuning const& tuning) const {
-  w4::check_call(r, shape, tuning, 16, most_rows);
+  w4::check_call(r, shape, tuning, 16, most_rows());
   int const groups = hidden() / w4a8::kDepth;
   if (r.call.max_tokens > 0 && (r.call.x_scales == nullptr || scale_stride(r.call) < groups)) {
     throw Error(ErrorCode::argument, text("x_scales ", r.call.x_scales, " with row stride ", scale_stride(r.call),
@@ -155,6 +175,7 @@ inline w4a8::Params W4A8Layer::State::layer_params(Request const& r, W4Workspace
   p.x_scale_stride = scale_stride(r.call);
   p.inter_scales = detail::at<float>(r.workspace, space.inter + space.slots * intermediate());
   p.scale_blocks = w4a8::scale_blocks(intermediate());
+  p.sums = w4a8::sums_of(scheme, weights.w13_group, weights.w2_group);
   return p;
 }
 
@@ -183,7 +204,7 @@ inline void W4A8Layer::State::enqueue(Request const& request, W4Tuning const& tu
 [[gnu::used]] inline void W4A8Layer::forward_batched(BatchedCall const& batch, void* workspace, CUstream_st* stream) const {
   LocalShape const shape = w4::of_slots(state_->shape);
   LayerCall const call = w4::call_of(shape, batch);
-  W4Tuning const tuning = w4a8::choose_tuning(shape, w4::expected_tokens(shape, batch), state_->most_rows);
+  W4Tuning const tuning = w4a8::choose_tuning(shape, w4::expected_tokens(shape, batch), state_->most_rows());
   state_->enqueue({call, batch.counts, batch.capacity, workspace}, tuning, stream);
 }
 

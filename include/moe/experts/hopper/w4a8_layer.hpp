@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4a8_layer.hpp: the MoE layer's experts with mxfp4 weights and e4m3 activations on one Hopper GPU (sm_90a), standard
+// experts/hopper/w4a8_layer.hpp: the MoE layer's experts with 4-bit weights and e4m3 activations on one Hopper GPU (sm_90a), standard
 // and batched formats, at most three launches. Plain host C++; the definitions are in w4a8_layer.cuh.
 #pragma once
 
@@ -22,14 +22,15 @@ namespace moe::hopper {
 /// count may be in device memory.
 class W4A8Layer {
  public:
-  /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the mxfp4
+  /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the
   /// weights into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later
-  /// only the biases are read, and by weights_changed() all weights. `launcher`: w4a8::launch_layer<false>. E_UNSUPPORTED without a Hopper
-  /// device or for a scale byte over 252, under which a weight is not finite; E_CONFIG if a size or the scheme does not fit; E_ARG for null
-  /// or misaligned memory.
+  /// only the biases are read, and by weights_changed() all weights. `launcher`: w4a8::launch_layer<scheme, false>. E_UNSUPPORTED without a
+  /// Hopper device or for a scale byte over 252, under which a weight is not finite; E_CONFIG if a size or the scheme does not fit; E_ARG
+  /// for null or misaligned memory.
   W4A8Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
             w4a8::Launcher launcher);
-  /// The same with any activation, gated or not. `launcher`: w4a8::launch_layer<true>. E_CONFIG for an activation without its limit.
+  /// The same with any activation, gated or not. `launcher`: w4a8::launch_layer<scheme, true>. E_CONFIG for an activation without its
+  /// limit.
   W4A8Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation, void* packed,
             w4a8::Launcher launcher);
   ~W4A8Layer();
@@ -37,10 +38,11 @@ class W4A8Layer {
   W4A8Layer& operator=(W4A8Layer&&) noexcept;
 
   /// Bytes of the packed weights and their parameters.
-  static constexpr std::int64_t packed_bytes(LocalShape const& s, W4Scheme, bool gated = true) {
+  static constexpr std::int64_t packed_bytes(LocalShape const& s, W4Scheme scheme, bool gated = true) {
     std::int64_t const width = w4a8::padded(s.intermediate);
     std::int64_t const w13_rows = (gated ? 2 : 1) * width;
-    std::int64_t const matrices = w4a8::packed_bytes(w13_rows, w4a8::padded(s.hidden)) + w4a8::packed_bytes(s.hidden, width);
+    std::int64_t const matrices =
+        w4a8::packed_bytes(scheme, w13_rows, w4a8::padded(s.hidden)) + w4a8::packed_bytes(scheme, s.hidden, width);
     return s.num_experts * matrices + kHeadBytes;
   }
   /// The tiles of a call of that many tokens.
@@ -51,7 +53,7 @@ class W4A8Layer {
   void weights_changed(CUstream_st* stream);
   /// x of the call has e4m3 codes and x_scales one float32 per 128 of K; out is bf16. E_ARG on null or misaligned pointers.
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
-  /// The same with the caller's tile choice: tile_rows 8 to 80, of any activation 64, a multiple of 8.
+  /// The same with the caller's tile choice: tile_rows 8 to w4a8::most_tile_rows(), a multiple of 8.
   void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
   /// The workspace is for E·capacity slots. Scales of a row of x lie side by side: [E, capacity, H / 128, rounded up].
   void forward_batched(BatchedCall const& call, void* workspace, CUstream_st* stream) const;

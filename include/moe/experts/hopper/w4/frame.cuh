@@ -47,7 +47,7 @@ __device__ inline void consume_unit(Params const& p, M const& memory, RingState<
 /// The body of a layer kernel. Three warps run load_rows(their number); consumer warpgroups run consume<N>(ring, unit, group) for each
 /// unit, N its rows rounded up to a number of columns that is instantiated.
 template <class L, int MaxRows, class M, class LoadRows, class Consume>
-__device__ inline void run_roles(Params const& p, M const& memory, LoadRows const& load_rows, Consume const& consume) {
+__device__ __forceinline__ void run_roles(Params const& p, M const& memory, LoadRows const& load_rows, Consume const& consume) {
   constexpr int kGroups = L::kGroups;
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   if (threadIdx.x == 0) {
@@ -107,7 +107,7 @@ __device__ inline void run_roles(Params const& p, M const& memory, LoadRows cons
         case 3:
         case 4: run.template operator()<32>(); break;
         case 5:
-        case 6:
+        case 6: run.template operator()<MaxRows == 48 ? 48 : 64>(); break;
         case 7:
         case 8: run.template operator()<64>(); break;
         case 9:

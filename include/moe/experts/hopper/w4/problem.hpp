@@ -142,6 +142,20 @@ inline void check_sizes(char const* policy, LocalShape const& s, W4Scheme scheme
   }
   if (s.topk < 1) throw Error(ErrorCode::config, text(policy, ": topk ", s.topk, " must be at least 1"));
 }
+/// E_CONFIG unless the scales are for groups that the kernels can apply.
+inline void check_groups(char const* policy, LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
+  if (scales_rows(scheme)) return;
+  auto const group = [&](char const* what, int size, int cols) {
+    int const fixed = scale_group(scheme);
+    if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
+      throw Error(ErrorCode::config,
+                  text(policy, ": ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme), " needs ",
+                       fixed != 0 ? text(fixed) : text("a multiple of 64 that divides them"), ". Use the experts cuda_reference"));
+    }
+  };
+  group("w13", w.w13_group, s.hidden);
+  group("w2", w.w2_group, s.intermediate);
+}
 /// E_ARG for null or misaligned weights.
 inline void check_stored(char const* policy, W4Weights const& w) {
   for (auto const& [what, pointer] :
@@ -158,18 +172,7 @@ inline void check_stored(char const* policy, W4Weights const& w) {
 inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
   char const* const policy = policy_name(scheme);
   w4::check_sizes(policy, s, scheme, kBrickDepth, intermediate_multiple(scheme));
-  auto const group = [&](char const* what, int size, int cols) {
-    int const fixed = scale_group(scheme);
-    if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
-      throw Error(ErrorCode::config,
-                  text(policy, ": ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme), " needs ",
-                       fixed != 0 ? text(fixed) : text("a multiple of 64 that divides them"), ". Use the experts cuda_reference"));
-    }
-  };
-  if (!scales_rows(scheme)) {
-    group("w13", w.w13_group, s.hidden);
-    group("w2", w.w2_group, s.intermediate);
-  }
+  w4::check_groups(policy, s, scheme, w);
   w4::check_stored(policy, w);
 }
 

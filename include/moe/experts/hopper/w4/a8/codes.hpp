@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/a8/codes.hpp: e2m1 codes as e4m3 numbers: the layout of the codes in words, their values, and the folding of group
-// scales into the codes. Plain C++, for host and device.
+// experts/hopper/w4/a8/codes.hpp: 4-bit codes as e4m3 numbers: the layout of the codes in words, their values, and the folding of e2m1's
+// group scales into the codes. Plain C++, for host and device.
 //
 // e2m1 times 2^s is exact in e4m3 for s = -8 … 6: 0.5 · 2^-8 is e4m3's smallest subnormal number, 6 · 2^6 = 384 is below its largest, 448.
 // So the powers of two of the four groups of 32 in a row's 128 of K are folded into the codes when they lie within 15 binades; one factor
 // then scales the row's sum over 128. A brick with a row of wider spread keeps the four exponents, and its sums are scaled group by group.
+//
+// int4 codes less their zero point are integers of -15 to 15, which are exact in e4m3, too. Their scales are not powers of two: sums are
+// scaled group by group.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +39,29 @@ MOE_HD constexpr Magnitudes magnitudes(std::uint32_t index) {
   return m;
 }
 
+/// The e4m3 code of an integer of -15 to 15.
+MOE_HD constexpr std::uint32_t e4m3_of(int v) {
+  std::uint32_t const sign = v < 0 ? 0x80u : 0u;
+  std::uint32_t m = static_cast<std::uint32_t>(v < 0 ? -v : v);
+  if (m == 0) return 0;
+  std::uint32_t exponent = 7;  // of 1
+  for (std::uint32_t n = m; n > 1; n >>= 1) ++exponent;
+  for (; m < 8; m <<= 1) {
+  }
+  return sign | exponent << 3 | (m & 7u);
+}
+/// The e4m3 codes of int4 codes `from` to `from` + 7 under a zero point, each word's first in its low byte.
+MOE_HD constexpr Magnitudes int4_values(int from, int zero) {
+  Magnitudes m{0, 0};
+  for (int i = 0; i < 4; ++i) {
+    m.low |= e4m3_of(from + i - zero) << (8 * i);
+    m.high |= e4m3_of(from + 4 + i - zero) << (8 * i);
+  }
+  return m;
+}
+
 /// Eight codes of a row, of which the first four are one fragment register and the others another, in one word: bits 0 to 2 of nibble i are
-/// code i's magnitude; the signs of the first four lie at bit 7 of each byte, of the others at bit 3.
+/// the lower bits of code i; the highest bits (of e2m1 the signs) of the first four lie at bit 7 of each byte, of the others at bit 3.
 MOE_HD constexpr std::uint32_t pack_word(std::uint32_t const (&code)[8]) {
   std::uint32_t word = 0;
   for (int i = 0; i < 8; ++i) {

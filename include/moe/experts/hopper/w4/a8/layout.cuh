@@ -16,12 +16,14 @@ struct Params : w4::AnyParams {
   long long x_scale_stride;
   float* inter_scales;  ///< [slots, scale_blocks], rows sorted by expert
   int scale_blocks;
+  int sums;  ///< sums_of() the weights
 };
 
 /// As w4::Layout. A row's scales take four floats a step: those of the intermediate come in whole 16 bytes.
-template <int Groups, int Depth, int Stages, int MaxRows, bool Any>
+template <W4Scheme S, int Sums, int Groups, int Depth, int Stages, int MaxRows, bool Any>
 struct Layout {
-  static constexpr W4Scheme kScheme = W4Scheme::mxfp4;
+  static constexpr W4Scheme kScheme = S;
+  static constexpr int kSums = Sums;  ///< groups of a row's 128 of K whose sums are scaled apart
   static constexpr bool kAny = Any;
   static constexpr int kMaxRows = MaxRows;
   static constexpr int kScaleGroups = Any ? 2 : 1;  ///< most scale groups of the features of a tile: without gates it has 256
@@ -32,7 +34,7 @@ struct Layout {
   static constexpr int kConsumers = Groups * 128;
   static constexpr int kThreads = kConsumers + w4::kProducerThreads;
   static constexpr int kRowBytes = MaxRows * 128;
-  static constexpr int kBrickBytes = w4a8::kBrickBytes;
+  static constexpr int kBrickBytes = stored_brick_bytes(S);
   static constexpr int kPassRows = MaxRows < 32 ? MaxRows : Groups == 4 ? 32 : 64;
   static constexpr int kStagingBytes = kPassRows * 128;
   static constexpr int kStaging = Stages * Depth * kRowBytes;
@@ -45,7 +47,8 @@ struct Layout {
   static constexpr int kControl = kFlag + 16;
   static constexpr int kRowScales = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;
   static constexpr int kAmax = kRowScales + Stages * Depth * MaxRows * 16;
-  static constexpr int kBytes = kAmax + kScaleGroups * MaxRows * 4 + 1024;
+  static constexpr int kZeros = kAmax + kScaleGroups * MaxRows * 4;
+  static constexpr int kBytes = kZeros + (has_zero_points(S) ? 256 : 0) + 1024;
   static_assert(Groups * kPassRows >= kScaleGroups * MaxRows, "the staging buffers together hold 128 codes of every row and scale group");
   static_assert(kBytes <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
 };
@@ -58,6 +61,8 @@ struct Memory : w4::Memory<L> {
   }
   /// Of the rows of each scale group.
   __device__ int* amax() const { return reinterpret_cast<int*>(this->base + L::kAmax); }
+  /// With zero points: the values of the 16 codes under each of the 16 zero points, in e4m3.
+  __device__ std::uint32_t* zeros() const { return reinterpret_cast<std::uint32_t*>(this->base + L::kZeros); }
 };
 
 }  // namespace moe::hopper::w4a8

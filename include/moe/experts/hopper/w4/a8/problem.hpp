@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/a8/problem.hpp: the stored form of mxfp4 weights for products in e4m3, sizes and refusals. Plain host C++.
+// experts/hopper/w4/a8/problem.hpp: the stored form of 4-bit weights for products in e4m3, sizes and refusals. Plain host C++.
 //
 // A brick is 64 weight rows by 128 of K: 4096 bytes of codes (thread t reads 16 bytes at 16 t: steps 0 and 1 of 32, rows r and r + 8, and
-// 16 bytes at 2048 + 16 t: steps 2 and 3), then a word of scales per row (FoldedScales), then 16 bytes of which the first word is the kind
-// of the brick (kNormalBrick …). Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
+// 16 bytes at 2048 + 16 t: steps 2 and 3), then the scales, then 16 bytes of which the first word is of the whole brick:
+//   mxfp4         a word per row (FoldedScales); the kind of the brick (kNormalBrick …)
+//   int4          a word per row: the fp16 scales of the first and the second 64 of K, over the brick's float32 factor
+//   int4_32       two words per row, all rows' first words first: the fp16 scales of four groups of 32, over the factor
+//   int4_zero, int4_32_zero  the same, then a word per row: the zero points of the four 32 of K, a byte each
+// Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +18,40 @@ namespace moe::hopper::w4a8 {
 
 inline constexpr int kDepth = 128;  ///< of K of a brick; activations and the intermediate have one scale for as many
 inline constexpr int kCodeBytes = 4096;
-inline constexpr int kScaleBytes = 256;
-inline constexpr int kBrickBytes = kCodeBytes + kScaleBytes + 16;
-inline constexpr int kMostRows = 80;     ///< of a tile: sums take half as many registers again
-inline constexpr int kMostAnyRows = 64;  ///< of a tile of any activation: its formulas together are a lot of code
+inline constexpr int kWordBytes = 256;  ///< a word per row
+/// Words of scales per row.
+MOE_HD constexpr int row_words(W4Scheme s) { return s == W4Scheme::int4_32 || s == W4Scheme::int4_32_zero ? 2 : 1; }
+MOE_HD constexpr int scale_bytes(W4Scheme s) { return (row_words(s) + (has_zero_points(s) ? 1 : 0)) * kWordBytes; }
+MOE_HD constexpr int stored_brick_bytes(W4Scheme s) { return kCodeBytes + scale_bytes(s) + 16; }
+/// Rows of a tile, as the registers allow: a row takes one for its sums and half a one, or one, for the parts that are scaled; int4 takes
+/// tables, zero points more of them, and any activation the code of all formulas.
+constexpr int most_tile_rows(W4Scheme s, bool any) {
+  if (has_zero_points(s)) return 48;
+  return is_e2m1(s) && !any ? 80 : 64;
+}
 
 constexpr int padded(int columns) { return (columns + kDepth - 1) / kDepth * kDepth; }
 
 /// Packed bytes of one matrix of `rows` (2I or H) by `cols`, multiples of 64 and 128.
-MOE_HD constexpr std::int64_t packed_bytes(std::int64_t rows, std::int64_t cols) {
-  return rows / kBrickRows * (cols / kDepth) * kBrickBytes;
+MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+  return rows / kBrickRows * (cols / kDepth) * stored_brick_bytes(s);
+}
+
+/// Groups of a row's 128 of K whose sums are scaled apart.
+constexpr int sums_of(W4Scheme s, int w13_group, int w2_group) {
+  if (s == W4Scheme::mxfp4) return 1;
+  if (row_words(s) == 2) return 4;
+  return w13_group % kDepth == 0 && w2_group % kDepth == 0 ? 1 : 2;
 }
 
 /// E_CONFIG unless the kernels can run these sizes; E_ARG for null or misaligned weights.
 inline void check(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
-  if (scheme != W4Scheme::mxfp4) {
-    throw Error(ErrorCode::config, text("hopper_w4a8: weights in ", name(scheme), " under rows of e4m3 have no kernels, mxfp4 has"));
+  if (scheme == W4Scheme::nvfp4 || scheme == W4Scheme::int8) {
+    throw Error(ErrorCode::config,
+                text("hopper_w4a8: weights in ", name(scheme), " under rows of e4m3 have no kernels, mxfp4 and int4 have"));
   }
-  w4::check_sizes("hopper_w4a8", s, W4Scheme::mxfp4, kBrickRows, 32);
+  w4::check_sizes("hopper_w4a8", s, scheme, kBrickRows, intermediate_multiple(scheme));
+  w4::check_groups("hopper_w4a8", s, scheme, w);
   w4::check_stored("hopper_w4a8", w);
 }
 
@@ -43,7 +63,7 @@ constexpr W4Workspace plan_workspace(LocalShape s, int max_tokens) {
 /// Blocks of 128 in a row of the intermediate's scales: whole 16 bytes.
 constexpr int scale_blocks(int padded_columns) { return (padded_columns / kDepth + 3) / 4 * 4; }
 
-constexpr W4Tuning choose_tuning(LocalShape const& shape, int max_tokens, int most_rows = kMostRows) {
+constexpr W4Tuning choose_tuning(LocalShape const& shape, int max_tokens, int most_rows) {
   W4Tuning t{};
   std::int64_t const rows = std::int64_t{max_tokens} * shape.topk / (shape.num_experts > 0 ? shape.num_experts : 1);
   t.tile_rows = rows <= 9 ? 16 : most_rows;
@@ -55,7 +75,7 @@ struct Params;
 using Launcher = void (*)(Params const& params, int workers, CUstream_st* stream);
 /// The launcher of W4Activation, or of any activation. Defined in experts/hopper/w4/a8/kernel.cuh, from which a program instantiates or
 /// links them (moe_add_hopper_kernels).
-template <bool Any>
+template <W4Scheme S, bool Any>
 void launch_layer(Params const& params, int workers, CUstream_st* stream);
 
 }  // namespace moe::hopper::w4a8
