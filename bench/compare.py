@@ -12,15 +12,15 @@ TYPE is that of the weights, with activations in bf16 unless it says otherwise:
   fp8      e4m3, a scale per 128 x 128; activations in e4m3, a scale per 128
   int8     a scale per channel; activations in int8, a scale per row, and, as a second candidate, in bf16
   mxfp4    a power of two per 32; activations in bf16, and, as a second candidate, in e4m3
-  int4, int4_32   groups of 128 and of 32
+  int4, int4_32   groups of 128 and of 32; activations likewise
   nvfp4    an e4m3 scale per 16
-gpt-oss's shapes have, in 4 bits, biases and gpt-oss's clamped SwiGLU; all others SwiGLU. This library gets rows in int8 and, with mxfp4, in
-e4m3 that are quantised outside the timed region, as its dispatch delivers them; peers quantise bf16 rows themselves.
+gpt-oss's shapes have, in 4 bits, biases and gpt-oss's clamped SwiGLU; all others SwiGLU. This library gets rows in int8 and in e4m3 that
+are quantised outside the timed region, as its dispatch delivers them; peers quantise bf16 rows themselves.
 
 Every result is checked before it is timed, on sixteen tokens, against float32 on the candidate's own dequantised weights and equally
-quantised activations; of products alone, eight rows. Bounds (compare_table.py): 4 bits and int8 weights alone 5e-3, with e4m3 activations
-1e-2; bf16 5e-3 (peers 1e-2: they round router weights and slots to bf16); fp8 1e-2, below 8 tokens 4e-2, where one code that rounds the
-other way is a large part (peers 4e-2: they round to bf16 before they quantise); int8 5e-3 (peers 2e-2, likewise); products 2e-2. A
+quantised activations; of products alone, eight rows. Bounds (compare_table.py): bf16, 4 bits and int8 weights alone 5e-3 (peers 1e-2:
+they round router weights and slots to bf16), 4 bits with e4m3 activations 1e-2; fp8 1e-2, below 8 tokens 4e-2, where one code that rounds
+the other way is a large part (peers 4e-2: they round to bf16 before they quantise); int8 5e-3 (peers 2e-2, likewise); products 2e-2. A
 candidate that is wrong is not timed, and the exit code is 1.
 
 Each candidate is captured in a CUDA graph that runs every input set and lasts at least 1.5 ms. It keeps every tensor that it reads. Graphs
