@@ -75,7 +75,12 @@ struct Problem {
       weights.w13_scale = q13->scale(), weights.w2_scale = q2->scale();
       kept = {q13, q2};
     } else {
-      wide13 = arrays.w13.values(), wide2 = arrays.w2.values();
+      auto const wide = [](std::vector<T> const& values) {
+        std::vector<float> out(values.size());
+        std::transform(values.begin(), values.end(), out.begin(), [](T v) { return moe::to_float(v); });
+        return out;
+      };
+      wide13 = wide(arrays.w13.values()), wide2 = wide(arrays.w2.values());
       Array<T> mine13 = slice(arrays.w13, first, count), mine2 = slice(arrays.w2, first, count);
       auto const d13 = std::make_shared<OnGpu>(mine13), d2 = std::make_shared<OnGpu>(mine2);
       weights.w13 = d13->get(), weights.w2 = d2->get();
@@ -279,11 +284,12 @@ int rank_main(std::vector<std::array<std::uint8_t, MOE_NCCL_ID_BYTES>> const& id
   for (char const* backend : {"all_to_all_v", "low_latency", "high_throughput"}) {
     run<moe::bf16>(group, {backend, "none", 8e-3}, 4 * ranks);
     run<moe::bf16>(group, {backend, "fp8_block128", 0.06}, 4 * ranks);
-    for (char const* four_bits : {"int4_group32", "int4_group128", "mxfp4_w4a16"}) {
+    for (char const* four_bits : {"int4_group32", "int4_group64", "int4_group128", "mxfp4_w4a16"}) {
       run<moe::bf16>(group, {backend, four_bits, 8e-3}, 4 * ranks);
     }
   }
   run<moe::bf16>(group, {"all_to_all_v", "fp8_per_token", 0.06}, 4 * ranks);
+  run<moe::f16>(group, {"all_to_all_v", "none", 2e-3}, 4 * ranks);
   run<float>(group, {"all_to_all_v", "none", 1e-5}, 4 * ranks);
   run<moe::bf16>(group, {"all_to_all_v", "none", 8e-3}, 4 * ranks + 1);  // one rank has an expert more
   run<moe::bf16>(group, {"low_latency", "none", 8e-3}, 4 * ranks + 1);

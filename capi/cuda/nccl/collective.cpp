@@ -7,6 +7,7 @@
 namespace moe_c {
 
 template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, None, AllToAllV, HopperContiguous>(moe::c::Request const&, bool&);
+template std::unique_ptr<moe::c::Runner> make_layer<moe::f16, None, AllToAllV, HopperContiguous>(moe::c::Request const&, bool&);
 template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Fp8, AllToAllV, HopperContiguous>(moe::c::Request const&, bool&);
 template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Fp8Rows, AllToAllV, HopperContiguous>(moe::c::Request const&, bool&);
 template std::unique_ptr<moe::c::Runner> make_layer<float, None, AllToAllV, CudaReference>(moe::c::Request const&, bool&);

@@ -8,6 +8,7 @@
 
 #define MOE_C_FOUR_BITS(Backend)                                                                                                     \
   template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Int4Group32, Backend, HopperW4A16>(moe::c::Request const&, bool&);  \
+  template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Int4Group64, Backend, HopperW4A16>(moe::c::Request const&, bool&);  \
   template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Int4Group128, Backend, HopperW4A16>(moe::c::Request const&, bool&); \
   template std::unique_ptr<moe::c::Runner> make_layer<moe::bf16, Mxfp4, Backend, HopperW4A16>(moe::c::Request const&, bool&);
 

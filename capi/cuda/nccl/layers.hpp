@@ -26,6 +26,7 @@ using None = moe::quantization::None;
 using Fp8 = moe::quantization::Fp8Block<>;
 using Fp8Rows = moe::quantization::Fp8PerToken<>;
 using Int4Group32 = moe::quantization::WNa16<4, 32>;
+using Int4Group64 = moe::quantization::WNa16<4, 64>;
 using Int4Group128 = moe::quantization::Int4Group128;
 using Mxfp4 = moe::quantization::Mxfp4W4A16<>;
 

@@ -12,9 +12,11 @@
 
 using Wide = moe::models::RuntimeLayer<float, float>;
 using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
+using Half = moe::models::RuntimeLayer<moe::f16, moe::f16>;
 using None = moe::quantization::None;
 using Fp8 = moe::quantization::Fp8Block<>;
 using Int4Group32 = moe::quantization::WNa16<4, 32>;
+using Int4Group64 = moe::quantization::WNa16<4, 64>;
 using moe::comm::Nccl;
 using Gather = moe::backends::AllGatherReduceScatter<Nccl>;
 using Naive = moe::backends::Naive<Nccl>;
@@ -22,9 +24,11 @@ using Naive = moe::backends::Naive<Nccl>;
 template class moe::detail::DeviceRounds<Nccl>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Wide, None, float>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, None, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Half, None, moe::f16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Fp8, moe::bf16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Int4Group32, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Int4Group64, moe::bf16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Int4Group128, moe::bf16>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, moe::quantization::Mxfp4W4A16<>, moe::bf16>;
 template class moe::detail::GatherExchange<Gather, Wide, None, float>;
