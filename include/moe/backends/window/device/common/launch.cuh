@@ -25,8 +25,8 @@ void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int thr
 }
 
 /// Allows the kernel this much dynamic shared memory. Never lowers what an exchange of another size was allowed before. nvcc gives every
-/// translation unit kernels of its own, so what allows and what launches must come from the same one: the exchanges' functions that do are
-/// never inlined, and the linker takes all of them from the first unit that has them.
+/// translation unit kernels of its own, so what allows and what launches must come from the same one. The exchanges' functions that do are
+/// neither inlined nor cloned, and every unit that includes them emits all of them, so that the linker takes all from the first.
 template <class Kernel>
 void allow_dynamic_shared(Kernel* kernel, std::size_t bytes) {
   cudaFuncAttributes facts{};

@@ -43,7 +43,7 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   set_blocks(shape.blocks);
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::set_blocks(int blocks) {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::set_blocks(int blocks) {
   HighThroughputShape changed = shape_;
   changed.blocks = blocks;
   changed.check();
@@ -53,8 +53,9 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   params_.set_shape(changed);
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream,
-                                                                       int routing_parity, std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity,
+                                                                                     cudaStream_t stream, int routing_parity,
+                                                                                     std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
   HighThroughputDispatch const a{params_,
                                  in,
@@ -73,9 +74,10 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride,
-                                                                      int parity, cudaStream_t stream, int routing_parity,
-                                                                      std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out,
+                                                                                    std::int64_t out_stride, int parity,
+                                                                                    cudaStream_t stream, int routing_parity,
+                                                                                    std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
   HighThroughputCombine const a{params_, in,  half,      tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced,
                                 refused, out, out_stride};
@@ -83,20 +85,20 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
                   options_.programmatic, stream, a);
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream,
-                                                                     int routing_parity) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks,
+                                                                                   cudaStream_t stream, int routing_parity) const {
   HighThroughputReduce const a{params_, HighThroughputParity::of(parity, routing_parity), false, y};
   launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream,
-                                                                    int routing_parity) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream,
+                                                                                  int routing_parity) const {
   int const routing = HighThroughputParity::of(parity, routing_parity).routing;
   round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(params_.at.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
 }
 
-[[gnu::used, gnu::noinline]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
   enqueue_abandon(params_.window, stream);
 }
 

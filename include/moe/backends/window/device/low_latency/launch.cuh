@@ -12,8 +12,9 @@
 
 namespace moe::detail {
 
-[[gnu::used, gnu::noinline]] inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape,
-                                                                     ExchangeOptions const& options, LowLatencyFixed const* fixed)
+[[gnu::used, gnu::noinline,
+  gnu::noclone]] inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape,
+                                                         ExchangeOptions const& options, LowLatencyFixed const* fixed)
     : shape_(shape), options_(options), params_(window, shape, options) {
   shared_ = low_latency_dispatch_shared(shape);
   for (auto* kernel : {&low_latency_dispatch<true, true>, &low_latency_dispatch<true, false>, &low_latency_dispatch<false, true>,
@@ -27,9 +28,9 @@ namespace moe::detail {
   }
 }
 
-[[gnu::used, gnu::noinline]] inline void LowLatencyCalls::dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity,
-                                                                   cudaStream_t stream, bool send, bool receive,
-                                                                   std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens,
+                                                                                 int parity, cudaStream_t stream, bool send, bool receive,
+                                                                                 std::uint32_t refused) const {
   if (shape_.masks && !send) {
     LowLatencyCollect const c{params_, parity, expert_num_tokens, options_.expert_totals};
     launch_exchange(&low_latency_collect, "low_latency_collect", 1, kMaskThreads, 0, options_.programmatic, stream, c);
@@ -50,8 +51,9 @@ namespace moe::detail {
   }
 }
 
-[[gnu::used, gnu::noinline]] inline void LowLatencyCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride,
-                                                                  int parity, cudaStream_t stream, std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out,
+                                                                                std::int64_t out_stride, int parity, cudaStream_t stream,
+                                                                                std::uint32_t refused) const {
   if (shape_.masks) {
     LowLatencyMeet const m{params_, refused};
     launch_exchange(&low_latency_meet, "low_latency_meet", 1, comm::kMaxWindowRanks, 0, options_.programmatic, stream, m);
@@ -95,16 +97,18 @@ template void LowLatencyCalls::reduce(float const*, int, int, cudaStream_t) cons
 template void LowLatencyCalls::code(__nv_bfloat16 const*, std::int32_t const*, int, cudaStream_t, int) const;
 template void LowLatencyCalls::code(float const*, std::int32_t const*, int, cudaStream_t, int) const;
 
-[[gnu::used, gnu::noinline]] inline void LowLatencyCalls::rank_major(std::int32_t* ids, float* weights, int parity,
-                                                                     cudaStream_t stream) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::rank_major(std::int32_t* ids, float* weights, int parity,
+                                                                                   cudaStream_t stream) const {
   LowLatencyRankMajor const a{params_, parity, ids, weights};
   int const blocks = std::clamp((shape_.capacity() * shape_.topk + 255) / 256, 1, 64);
   launch_exchange(&low_latency_rank_major, "low_latency_rank_major", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-[[gnu::used, gnu::noinline]] inline void LowLatencyCalls::abandon(cudaStream_t stream) const { enqueue_abandon(params_.window, stream); }
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::abandon(cudaStream_t stream) const {
+  enqueue_abandon(params_.window, stream);
+}
 
-[[gnu::used, gnu::noinline]] inline void LowLatencyCalls::rejoin(cudaStream_t stream) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::rejoin(cudaStream_t stream) const {
   for (int step = 0; step < 2; ++step) {
     comm::detail::window_barrier<<<1, comm::kMaxWindowRanks, 0, stream>>>(params_.window);
     low_latency_rejoin<<<1, 256, 0, stream>>>(params_.window, params_.at, step);

@@ -10,8 +10,8 @@
 
 namespace moe::detail {
 
-[[gnu::used, gnu::noinline]] inline TwoSidedCalls::TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape,
-                                                                 TwoSidedQueues const& queues, PeerOptions const& options)
+[[gnu::used, gnu::noinline, gnu::noclone]] inline TwoSidedCalls::TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape,
+                                                                               TwoSidedQueues const& queues, PeerOptions const& options)
     : PeerCalls(window, shape, TwoSidedLayout(shape, queues), options), queues_(queues) {
   expect_peer_device(shape);
   if (queues.depth < 1 || (queues.depth & (queues.depth - 1)) != 0) {
@@ -31,8 +31,8 @@ namespace moe::detail {
   }
 }
 
-[[gnu::used, gnu::noinline]] inline void TwoSidedCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream,
-                                                                 std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void TwoSidedCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream,
+                                                                               std::uint32_t refused) const {
   if (refused != 0) {
     enqueue_refusal(window_, at_.planned, 1, kAllRanks, refused, stream);
   }
@@ -43,14 +43,16 @@ namespace moe::detail {
   move(in, false, parity, stream);
 }
 
-[[gnu::used, gnu::noinline]] inline void TwoSidedCalls::move(ExchangeTokens const& in, bool back, int parity, cudaStream_t stream) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void TwoSidedCalls::move(ExchangeTokens const& in, bool back, int parity,
+                                                                           cudaStream_t stream) const {
   TwoSidedMove const a{params(in, parity), queues_, back};
   launch_exchange(shape_.fp8 ? &two_sided_move<true> : &two_sided_move<false>, "two_sided_move", 2 * at_.send_blocks, 32 * at_.warps,
                   static_cast<std::size_t>(at_.warps) * static_cast<std::size_t>(at_.stage_bytes()), options_.programmatic, stream, a);
 }
 
-[[gnu::used, gnu::noinline]] inline void TwoSidedCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride,
-                                                                int parity, cudaStream_t stream, std::uint32_t refused) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void TwoSidedCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out,
+                                                                              std::int64_t out_stride, int parity, cudaStream_t stream,
+                                                                              std::uint32_t refused) const {
   if (refused != 0) {
     enqueue_refusal(window_, at_.round_of[parity], 0, kAllRanks, refused, stream);
   }
@@ -60,12 +62,14 @@ namespace moe::detail {
                   options_.programmatic, stream, a);
 }
 
-[[gnu::used, gnu::noinline]] inline void TwoSidedCalls::round(float const* y, int parity, cudaStream_t stream) const {
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void TwoSidedCalls::round(float const* y, int parity, cudaStream_t stream) const {
   round_peer_rows<<<1024, 256, 0, stream>>>(y, TwoSidedRowIsUsed{own<std::int32_t>(at_.summary[parity])}, shape_.rows(), shape_.hidden,
                                             outputs(parity));
   check_launch("round_peer_rows");
 }
 
-[[gnu::used, gnu::noinline]] inline void TwoSidedCalls::abandon(cudaStream_t stream) const { enqueue_abandon(window_, stream); }
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void TwoSidedCalls::abandon(cudaStream_t stream) const {
+  enqueue_abandon(window_, stream);
+}
 
 }  // namespace moe::detail
