@@ -8,8 +8,8 @@
 #
 # "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4 or int8, is the layer kernel with weights of 4 or 8 bits
 # alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the definitions
-# of moe::hopper::W4A16Layer. "w4a8 mxfp4" is the same with mxfp4 weights and e4m3 activations, with the definitions of
-# moe::hopper::W4A8Layer.
+# of moe::hopper::W4A16Layer. "w4a8 <storage>", with mxfp4, int4, int4_zero, int4_32 or int4_32_zero, is the same with e4m3 activations, and
+# with the definitions of moe::hopper::W4A8Layer.
 #
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
 # experts/hopper/{contiguous,w4a16,w4a8}_layer.hpp and no .cuh.
@@ -23,33 +23,19 @@ function(moe_add_hopper_kernels name)
     separate_arguments(parts UNIX_COMMAND "${instance}")
     list(GET parts 0 scheme)
     list(GET parts 1 activation)
-    set(source ${folder}/hopper_${scheme}_${activation}.cu)
-    if(scheme STREQUAL "w4a16")
-      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4/launch.cuh>
-template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>();
-" @ONLY)
-      file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}_${activation}_any.cu CONTENT "#include <moe/experts/hopper/w4/launch.cuh>
-template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Scheme::${activation}>();
-" @ONLY)
-      list(APPEND kernels ${folder}/hopper_${scheme}_${activation}_any.cu)
-      file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper/w4a16_layer.cuh>\n" @ONLY)
-      list(APPEND sources ${folder}/hopper_w4a16.cu)
-    elseif(scheme STREQUAL "w4a8")
-      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
-template void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, false>(Params const&, int, cudaStream_t);
-" @ONLY)
-      file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}_${activation}_any.cu CONTENT "#include <moe/experts/hopper/w4/a8/kernel.cuh>
-template void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, true>(Params const&, int, cudaStream_t);
-" @ONLY)
-      file(CONFIGURE OUTPUT ${folder}/hopper_w4a8.cu CONTENT "#include <moe/experts/hopper/w4a8_layer.cuh>\n" @ONLY)
-      list(APPEND kernels ${folder}/hopper_${scheme}_${activation}_any.cu)
-      list(APPEND sources ${folder}/hopper_w4a8.cu)
-    else()
-      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/layer/launch.cuh>
-template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>();
-" @ONLY)
+    _moe_hopper_kernel_texts(texts layer ${scheme} ${activation})
+    set(number 0)
+    foreach(text IN LISTS texts)
+      string(REPLACE "|" ";" text "${text}")
+      set(source ${folder}/hopper_${scheme}_${activation}_${number}.cu)
+      file(CONFIGURE OUTPUT ${source} CONTENT "${text}\n" @ONLY)
+      list(APPEND kernels ${source})
+      math(EXPR number "${number} + 1")
+    endforeach()
+    if(scheme MATCHES "^w4a")
+      file(CONFIGURE OUTPUT ${folder}/hopper_${scheme}.cu CONTENT "${layer}\n" @ONLY)
+      list(APPEND sources ${folder}/hopper_${scheme}.cu)
     endif()
-    list(APPEND kernels ${source})
   endforeach()
   list(REMOVE_DUPLICATES sources)
   if(COMMAND moe_group_cuda_files)  # in this project's own build
@@ -59,4 +45,25 @@ template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Sch
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)  # it may go into a shared library
   target_link_libraries(${name} PUBLIC moe::cuda)
   moe_cuda_architectures(${name} HOPPER)
+endfunction()
+
+# _moe_hopper_kernel_texts(kernels layer scheme activation): the sources that instantiate the kernels of one instance, with | for ;, and the
+# one of its layer's definitions. Used by moe_add_model_library(), too.
+function(_moe_hopper_kernel_texts kernels layer scheme activation)
+  set(folder "#include <moe/experts/hopper")
+  if(scheme STREQUAL "w4a16")
+    set(begin "${folder}/w4/launch.cuh>\ntemplate moe::hopper::W4Launcher moe::hopper::")
+    set(end "<moe::hopper::W4Scheme::${activation}>()|")
+    set(${kernels} "${begin}w4_launcher${end}" "${begin}w4_any_launcher${end}" PARENT_SCOPE)
+    set(${layer} "${folder}/w4a16_layer.cuh>" PARENT_SCOPE)
+  elseif(scheme STREQUAL "w4a8")
+    set(begin "${folder}/w4/a8/kernel.cuh>\ntemplate void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, ")
+    set(end ">(Params const&, int, cudaStream_t)|")
+    set(${kernels} "${begin}false${end}" "${begin}true${end}" PARENT_SCOPE)
+    set(${layer} "${folder}/w4a8_layer.cuh>" PARENT_SCOPE)
+  else()
+    set(instance "<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>()|")
+    set(${kernels} "${folder}/layer/launch.cuh>\ntemplate moe::hopper::LayerLauncher moe::hopper::layer_launcher${instance}" PARENT_SCOPE)
+    set(${layer} "${folder}/contiguous_layer.cuh>" PARENT_SCOPE)
+  endif()
 endfunction()
