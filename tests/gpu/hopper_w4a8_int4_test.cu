@@ -34,10 +34,10 @@ using Cuda = space::cuda;
 using Config = moe_test::PackedConfig;
 using Experts = experts::HopperW4A8;
 
-constexpr double kTolerance = 1e-2;
+constexpr double kTolerance = 1e-2;  // as in hopper_w4a8_test.cu
 constexpr double kExactTolerance = 5e-3;
-/// Of few rows with scales of float32, which are rounded to 11 bits: a number of the intermediate that lies near the border of two codes
-/// may get the other one, 4 to 11 % off. In one row of 256 that is up to 1.5e-2.
+/// Of fewer than 50 rows with scales of float32, which are rounded to 11 bits: a number of the intermediate near the border of two codes
+/// may get the other one, 6 to 12 % off. Seen: 1.5e-2 in one row of 256.
 constexpr double kFewRowsTolerance = 2e-2;
 double tolerance(int tokens) { return tokens < 50 ? kFewRowsTolerance : kTolerance; }
 
@@ -51,7 +51,7 @@ class HopperW4A8Int4 : public testing::Test {
 using Schemes = testing::Types<Int4Fp8<32>, Int4Fp8<64>, Int4Fp8<128>, Int4Fp8<32, true>, Int4Fp8<64, true>, Int4Fp8<128, true>>;
 TYPED_TEST_SUITE(HopperW4A8Int4, Schemes);
 
-// 320 and 192 columns are not whole groups of 128: their scales are for 64, and the last brick of 320 is half empty.
+// 320 and 192 are no multiples of 128: the last brick is half empty, and groups of 128 become groups of 64.
 TYPED_TEST(HopperW4A8Int4, Sizes) {
   for (int tokens : {1, 7, 64, 300}) {
     EXPECT_LT((standard_error<TypeParam, Experts>({8, 256, 256, 2}, tokens, Load::random, 1)), tolerance(tokens)) << tokens;
@@ -64,7 +64,7 @@ TYPED_TEST(HopperW4A8Int4, Sizes) {
 }
 // Scales of bf16 are held as they are. What is left, 3.4e-3 here at most: e4m3 products are summed with some 14 bits, which moves a code of
 // the intermediate now and then, and the output is rounded to bf16.
-TYPED_TEST(HopperW4A8Int4, ScalesOfBf16AreExact) {
+TYPED_TEST(HopperW4A8Int4, ScalesOfBf16) {
   auto const error = [](Sizes const& sizes, int tokens, std::uint64_t seed) {
     return standard_error<TypeParam, Experts>(sizes, tokens, Load::random, seed, false, kSilu, 0, false, true);
   };

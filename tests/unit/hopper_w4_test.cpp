@@ -280,8 +280,12 @@ TEST(HopperW4A8, SizesAndRefusals) {
   for (int tokens : {1, 7, 64, 16384}) {
     W4Workspace const w = w4a8::plan_workspace(s, tokens);
     EXPECT_LE(w.inter + w.slots * (2944 + 4 * w4a8::scale_blocks(2944)), w.slot_rows) << "codes and scales of the intermediate";
-    EXPECT_LE(w4a8::choose_tuning(s, tokens, 80).tile_rows, 80);
+    EXPECT_EQ(w4a8::choose_tuning(s, tokens, 80).tile_rows, tokens <= 4 ? 16 : 80) << tokens;  // two rows an expert for each token
   }
+  EXPECT_EQ(w4a8::most_tile_rows(W4Scheme::mxfp4, false), 80);
+  EXPECT_EQ(w4a8::most_tile_rows(W4Scheme::mxfp4, true), 64);
+  EXPECT_EQ(w4a8::most_tile_rows(W4Scheme::int4, false), 64);
+  EXPECT_EQ(w4a8::most_tile_rows(W4Scheme::int4_zero, false), 48);
   alignas(16) static std::uint8_t const memory[32] = {};
   W4Weights const w{memory, memory, memory, memory};
   auto const refused = [&](hopper::LocalShape const& shape, W4Weights const& weights, W4Scheme scheme = W4Scheme::mxfp4) {
@@ -298,7 +302,13 @@ TEST(HopperW4A8, SizesAndRefusals) {
   EXPECT_EQ(refused({0, 64, 32, 1}, w), ErrorCode::config) << "experts";
   EXPECT_EQ(refused({2, 64, 32, 0}, w), ErrorCode::config) << "topk";
   EXPECT_EQ(refused({2, 64, 32, 1}, {}), ErrorCode::argument) << "null";
-  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::int4), ErrorCode::config) << "no kernels";
+  W4Weights const groups{memory, memory, memory, memory, 128, 128};
+  EXPECT_EQ(refused({2, 128, 128, 1}, groups, W4Scheme::int4), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refused({2, 128, 96, 1}, groups, W4Scheme::int4), ErrorCode::config) << "intermediate";
+  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::int4), ErrorCode::config) << "groups of 32";
+  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::int4_32), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::nvfp4), ErrorCode::config) << "no kernels";
+  EXPECT_EQ(refused({2, 128, 128, 1}, w, W4Scheme::int8), ErrorCode::config) << "no kernels";
 }
 
 }  // namespace

@@ -23,9 +23,7 @@ struct W4Storage {
 template <int Group, bool ZeroPoint>
 struct W4Storage<quantization::WNa16<4, Group, ZeroPoint>> {
   static constexpr bool kSupported = Group == 0 || Group >= 32;
-  static constexpr hopper::W4Scheme kScheme = Group == 32 ? (ZeroPoint ? hopper::W4Scheme::int4_32_zero : hopper::W4Scheme::int4_32)
-                                              : ZeroPoint ? hopper::W4Scheme::int4_zero
-                                                          : hopper::W4Scheme::int4;
+  static constexpr hopper::W4Scheme kScheme = hopper::int4_scheme(Group, ZeroPoint);
   static constexpr int group(std::int64_t cols) { return static_cast<int>(quantization::effective_group(cols, Group)); }
 };
 template <quantization::MxRule Rule>

@@ -29,9 +29,7 @@ struct W4A8Storage<quantization::Mxfp4Fp8<Rule>> {
 template <int Group, bool ZeroPoint>
 struct W4A8Storage<quantization::Int4Fp8<Group, ZeroPoint>> {
   static constexpr bool kSupported = Group >= 32;
-  static constexpr hopper::W4Scheme kScheme = Group == 32 ? (ZeroPoint ? hopper::W4Scheme::int4_32_zero : hopper::W4Scheme::int4_32)
-                                              : ZeroPoint ? hopper::W4Scheme::int4_zero
-                                                          : hopper::W4Scheme::int4;
+  static constexpr hopper::W4Scheme kScheme = hopper::int4_scheme(Group, ZeroPoint);
   static constexpr int group(std::int64_t cols) { return static_cast<int>(quantization::effective_group(cols, Group)); }
 };
 
@@ -55,8 +53,8 @@ struct W4A8Storages {
 
 /// mxfp4 and int4 weights (groups of 32 and more, with or without zero points) and rows of e4m3 codes with a scale per 128, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
-/// have kernels of their own. Weights become e4m3 in registers, exactly; int4's scales are rounded to 11 significant bits; GEMM1 quantises
-/// the intermediate to e4m3 with a scale per 128.
+/// have kernels of their own. Weights become e4m3 in registers, exactly; int4's scales keep 11 significant bits within 28 binades of the
+/// largest of their 64 rows by 128 of K; GEMM1 quantises the intermediate to e4m3 with a scale per 128.
 struct HopperW4A8 : detail::PackedWeights<detail::W4A8Storages> {};
 
 }  // namespace moe::experts

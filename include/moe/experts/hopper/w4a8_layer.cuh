@@ -22,7 +22,7 @@ namespace moe::hopper {
 
 namespace w4a8 {
 
-/// function<scheme>() of the scheme, one that check() has accepted.
+/// Calls function with the scheme, which check() has accepted, as its template argument.
 template <class Function>
 void with_scheme(W4Scheme scheme, Function const& function) {
   switch (scheme) {

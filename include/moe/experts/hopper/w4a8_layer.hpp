@@ -25,8 +25,8 @@ class W4A8Layer {
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the
   /// weights into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later
   /// only the biases are read, and by weights_changed() all weights. `launcher`: w4a8::launch_layer<scheme, false>. E_UNSUPPORTED without a
-  /// Hopper device or for a scale byte over 252, under which a weight is not finite; E_CONFIG if a size or the scheme does not fit; E_ARG
-  /// for null or misaligned memory.
+  /// Hopper device, for a scale under which a weight is not finite (mxfp4: a byte over 252), or for a zero point that is no integer of 0 to
+  /// 15; E_CONFIG if a size or the scheme does not fit; E_ARG for null or misaligned memory.
   W4A8Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
             w4a8::Launcher launcher);
   /// The same with any activation, gated or not. `launcher`: w4a8::launch_layer<scheme, true>. E_CONFIG for an activation without its

@@ -45,7 +45,8 @@ __device__ inline void consume_unit(Params const& p, M const& memory, RingState<
 }
 
 /// The body of a layer kernel. Three warps run load_rows(their number); consumer warpgroups run consume<N>(ring, unit, group) for each
-/// unit, N its rows rounded up to a number of columns that is instantiated.
+/// unit, N its rows rounded up to a number of columns that is instantiated. Inlined by force: ptxas serialises the wgmma of a function of
+/// its own (C7510).
 template <class L, int MaxRows, class M, class LoadRows, class Consume>
 __device__ __forceinline__ void run_roles(Params const& p, M const& memory, LoadRows const& load_rows, Consume const& consume) {
   constexpr int kGroups = L::kGroups;
@@ -107,7 +108,7 @@ __device__ __forceinline__ void run_roles(Params const& p, M const& memory, Load
         case 3:
         case 4: run.template operator()<32>(); break;
         case 5:
-        case 6: run.template operator()<MaxRows == 48 ? 48 : 64>(); break;
+        case 6: run.template operator()<MaxRows == 48 ? 48 : 64>(); break;  // 48: the tiles of w4a8 with zero points
         case 7:
         case 8: run.template operator()<64>(); break;
         case 9:

@@ -55,6 +55,11 @@ constexpr char const* name(W4Scheme s) {
 }
 MOE_HD constexpr bool is_e2m1(W4Scheme s) { return s == W4Scheme::mxfp4 || s == W4Scheme::nvfp4; }
 MOE_HD constexpr bool has_zero_points(W4Scheme s) { return s == W4Scheme::int4_zero || s == W4Scheme::int4_32_zero; }
+/// int4 in groups of that many, or of whole rows (0).
+constexpr W4Scheme int4_scheme(int group, bool zero_points) {
+  if (group == 32) return zero_points ? W4Scheme::int4_32_zero : W4Scheme::int4_32;
+  return zero_points ? W4Scheme::int4_zero : W4Scheme::int4;
+}
 MOE_HD constexpr int code_bits(W4Scheme s) { return s == W4Scheme::int8 ? 8 : 4; }
 /// Whether a row has one scale, which multiplies its whole sum.
 MOE_HD constexpr bool scales_rows(W4Scheme s) { return s == W4Scheme::int8; }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
   extern __shared__ char w4a8_smem[];
   Memory<L> const memory{{w4a8_smem + ((1024u - (smem_address(w4a8_smem) & 1023u)) & 1023u)}};
   if (threadIdx.x < L::kScaleGroups * MaxRows) memory.amax()[threadIdx.x] = 0;
-  if constexpr (has_zero_points(S)) {  // thread z / 4 writes a word of zero point z's table
+  if constexpr (has_zero_points(S)) {  // thread i writes word i % 4 of the table of zero point i / 4
     if (int const i = static_cast<int>(threadIdx.x); i < 64) {
       Magnitudes const m = int4_values((i & 2) * 4, i >> 2);
       memory.zeros()[i] = (i & 1) == 0 ? m.low : m.high;
@@ -65,12 +65,14 @@ inline void launch_sums(Params const& p, int workers, cudaStream_t stream) {
 
 template <W4Scheme S, bool Any>
 void launch_layer(Params const& p, int workers, cudaStream_t stream) {
-  if constexpr (row_words(S) == 2) {
+  if constexpr (is_e2m1(S)) {
+    launch_sums<S, 1, Any>(p, workers, stream);
+  } else if constexpr (row_words(S) == 2) {
     launch_sums<S, 4, Any>(p, workers, stream);
-  } else if (is_e2m1(S) || p.sums == 1) {
+  } else if (p.sums == 1) {
     launch_sums<S, 1, Any>(p, workers, stream);
   } else {
-    launch_sums<S, is_e2m1(S) ? 1 : 2, Any>(p, workers, stream);
+    launch_sums<S, 2, Any>(p, workers, stream);
   }
 }
 

@@ -23,7 +23,7 @@ struct Params : w4::AnyParams {
 template <W4Scheme S, int Sums, int Groups, int Depth, int Stages, int MaxRows, bool Any>
 struct Layout {
   static constexpr W4Scheme kScheme = S;
-  static constexpr int kSums = Sums;  ///< groups of a row's 128 of K whose sums are scaled apart
+  static constexpr int kSums = Sums;  ///< groups of a row's 128 of K whose sums are scaled apart (sums_of)
   static constexpr bool kAny = Any;
   static constexpr int kMaxRows = MaxRows;
   static constexpr int kScaleGroups = Any ? 2 : 1;  ///< most scale groups of the features of a tile: without gates it has 256

@@ -74,7 +74,7 @@ struct BrickOperand {
   }
 };
 
-/// The same of int4. Eight codes with and eight without their highest bit have a table each; that bit, spread over a byte, chooses.
+/// The same of int4. The values of codes 0 to 7 are one table, those of 8 to 15 another; a code's highest bit, spread over a byte, chooses.
 template <W4Scheme S>
   requires(!is_e2m1(S))
 struct BrickOperand<S> {
@@ -134,7 +134,38 @@ struct GroupScales {
     float2 const two = __half22float2(*reinterpret_cast<__half2 const*>(&word[half][g / 2]));
     return (g % 2 == 0 ? two.x : two.y) * factor;
   }
+  /// Both of as many groups as `scale` has, from group `first` on.
+  template <int Parts>
+  __device__ void read(int first, float (&scale)[Parts][2]) const {
+#pragma unroll
+    for (int n = 0; n < Parts; ++n) {
+      scale[n][0] = of(0, first + n);
+      scale[n][1] = of(1, first + n);
+    }
+  }
 };
+
+/// Adds the parts to `sum`, times their scales of rows r and r + 8 and the scales of the activations at `x_scale`.
+template <int Parts, int N>
+__device__ inline void add_scaled(float const (&part)[Parts][N], float const (&scale)[Parts][2], std::uint32_t x_scale, float (&sum)[N]) {
+#pragma unroll
+  for (int j = 0; j < N / 4; ++j) {
+    float const x[2] = {ptx::load_shared(x_scale + static_cast<std::uint32_t>(128 * j)),
+                        ptx::load_shared(x_scale + static_cast<std::uint32_t>(128 * j + 16))};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float const first = scale[0][i / 2];
+      if constexpr (Parts == 1) {
+        sum[4 * j + i] = fmaf(part[0][4 * j + i] * x[i % 2], first, sum[4 * j + i]);
+      } else {
+        float scaled = part[0][4 * j + i] * first;
+#pragma unroll
+        for (int n = 1; n < Parts; ++n) scaled = fmaf(part[n][4 * j + i], scale[n][i / 2], scaled);
+        sum[4 * j + i] = fmaf(scaled, x[i % 2], sum[4 * j + i]);
+      }
+    }
+  }
+}
 
 /// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. Only whole stages are released, and a
 /// brick's fragments are overwritten only after the wait for the products that read them.
@@ -182,23 +213,7 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
   auto const finish = [&](float (&sum)[N / 2], std::uint32_t x_scale, float const(&scale)[kParts][2]) {
     wgmma_wait<0>();
     pin_parts();
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      float const x[2] = {ptx::load_shared(x_scale + static_cast<std::uint32_t>(128 * j)),
-                          ptx::load_shared(x_scale + static_cast<std::uint32_t>(128 * j + 16))};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float const first = scale[0][i / 2];
-        if constexpr (kParts == 1) {
-          sum[4 * j + i] = fmaf(part[0][4 * j + i] * x[i % 2], first, sum[4 * j + i]);
-        } else {
-          float scaled = part[0][4 * j + i] * first;
-#pragma unroll
-          for (int n = 1; n < kParts; ++n) scaled = fmaf(part[n][4 * j + i], scale[n][i / 2], scaled);
-          sum[4 * j + i] = fmaf(scaled, x[i % 2], sum[4 * j + i]);
-        }
-      }
-    }
+    add_scaled(part, scale, x_scale, sum);
   };
   auto const finish_powers = [&](float (&sum)[N / 2], std::uint32_t x_scale, std::uint32_t factors) {
     finish(sum, x_scale, {{power_of_two(factors & 255u), power_of_two((factors >> 8) & 255u)}});
@@ -227,14 +242,10 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
     } else {
       constexpr int kSteps = 4 / L::kSums;
       constexpr int kRounds = L::kSums / kParts;
+      static_assert(kRounds <= 2);
       auto const add = [&]<int Round>() {
-        GroupScales<L::kScheme> const scales(from, thread);  // read late: registers are scarce while products run
         float scale[kParts][2];
-#pragma unroll
-        for (int n = 0; n < kParts; ++n) {
-          scale[n][0] = scales.of(0, Round * kParts + n);
-          scale[n][1] = scales.of(1, Round * kParts + n);
-        }
+        GroupScales<L::kScheme>(from, thread).read(Round * kParts, scale);  // late: registers are scarce while products run
         finish(sum, x_scale, scale);
       };
       auto const round = [&]<int Round>() {
@@ -244,10 +255,6 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
       };
       round.template operator()<0>();
       if constexpr (kRounds > 1) round.template operator()<1>();
-      if constexpr (kRounds > 2) {
-        round.template operator()<2>();
-        round.template operator()<3>();
-      }
     }
   };
 

@@ -70,7 +70,7 @@ __device__ inline void pack_group_scales(W4PackArgs const& a, long long expert, 
   __syncthreads();
   atomicMax(&most, largest);
   __syncthreads();
-  int const common = max(-140, (most >> 23) - 127 - 14);
+  int const common = moe::hopper::detail::common_exponent<S>(most);
   if (thread < kBrickRows) {
     for (int i = 0; i < row_words(S); ++i) {
       std::uint32_t const first = __half_as_ushort(__float2half_rn(ldexpf(scale[2 * i], -common)));

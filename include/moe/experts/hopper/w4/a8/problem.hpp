@@ -4,9 +4,9 @@
 // A brick is 64 weight rows by 128 of K: 4096 bytes of codes (thread t reads 16 bytes at 16 t: steps 0 and 1 of 32, rows r and r + 8, and
 // 16 bytes at 2048 + 16 t: steps 2 and 3), then the scales, then 16 bytes of which the first word is of the whole brick:
 //   mxfp4         a word per row (FoldedScales); the kind of the brick (kNormalBrick …)
-//   int4          a word per row: the fp16 scales of the first and the second 64 of K, over the brick's float32 factor
-//   int4_32       two words per row, all rows' first words first: the fp16 scales of four groups of 32, over the factor
-//   int4_zero, int4_32_zero  the same, then a word per row: the zero points of the four 32 of K, a byte each
+//   int4          a word per row: two fp16 scales, of the first and the second 64 of K; the float32 factor that multiplies all scales
+//   int4_32       two words per row, the first words of all rows before the second: four fp16 scales, of 32 of K each; the factor
+//   int4_zero, int4_32_zero  as int4 and int4_32; behind the scales a word per row: the zero points of the four 32 of K, a byte each
 // Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
 #pragma once
 
@@ -23,8 +23,8 @@ inline constexpr int kWordBytes = 256;  ///< a word per row
 MOE_HD constexpr int row_words(W4Scheme s) { return s == W4Scheme::int4_32 || s == W4Scheme::int4_32_zero ? 2 : 1; }
 MOE_HD constexpr int scale_bytes(W4Scheme s) { return (row_words(s) + (has_zero_points(s) ? 1 : 0)) * kWordBytes; }
 MOE_HD constexpr int stored_brick_bytes(W4Scheme s) { return kCodeBytes + scale_bytes(s) + 16; }
-/// Rows of a tile, as the registers allow: a row takes one for its sums and half a one, or one, for the parts that are scaled; int4 takes
-/// tables, zero points more of them, and any activation the code of all formulas.
+/// Most rows of a tile. A row takes one register a thread for its sums, and half a register (one group a brick) or a whole one for the
+/// products that are scaled apart. int4's tables, its zero points and the code of any activation leave fewer.
 constexpr int most_tile_rows(W4Scheme s, bool any) {
   if (has_zero_points(s)) return 48;
   return is_e2m1(s) && !any ? 80 : 64;
