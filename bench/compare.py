@@ -12,7 +12,7 @@ TYPE is that of the weights, with activations in bf16 unless it says otherwise:
   fp8      e4m3, a scale per 128 x 128; activations in e4m3, a scale per 128
   int8     a scale per channel; activations in int8, a scale per row, and, as a second candidate, in bf16
   mxfp4    a power of two per 32; activations in bf16, and, as a second candidate, in e4m3
-  int4, int4_32   groups of 128 and of 32; activations likewise
+  int4, int4_32   a scale per 128 and per 32; activations as with mxfp4
   nvfp4    an e4m3 scale per 16
 gpt-oss's shapes have, in 4 bits, biases and gpt-oss's clamped SwiGLU; all others SwiGLU. This library gets rows in int8 and in e4m3 that
 are quantised outside the timed region, as its dispatch delivers them; peers quantise bf16 rows themselves.

@@ -94,7 +94,9 @@ def tolerance(dtype, activations, tokens, ours, whole=True):
     if not whole:
         return 2e-2  # of the two products
     if DTYPES[dtype].bits == 4 or (dtype == "int8" and activations == "bf16") or dtype == "bf16":
-        return 5e-3 if ours and activations == "bf16" else 1e-2  # peers round router weights and slots to bf16
+        if not ours:
+            return 1e-2  # peers round router weights and slots to bf16
+        return 5e-3 if activations == "bf16" else 1e-2  # e4m3: a code of the intermediate may round the other way
     if dtype == "int8":
         return 5e-3 if ours else 2e-2  # peers quantise an intermediate rounded to bf16
     # fp8: with few tokens one code that rounds the other way is a large part. Peers round the products and the activation to bf16 before
