@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every .hpp as a translation unit of its own, included twice, with warnings as errors. What takes most of the time is not the
-header but what all of them reach, so that is precompiled; only a header that includes it anyway, at any depth, gets it ahead."""
+header but what all of them reach, so that is precompiled; only a header that includes it anyway, at any depth, gets it ahead. With
+--group N, N headers at most make a translation unit, of which only the first shows that it includes what it needs."""
 import argparse
 import concurrent.futures
 import functools
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--front", choices=("g++", "clang"), default="g++")
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
     parser.add_argument("--include", required=True, type=pathlib.Path)
+    parser.add_argument("--group", type=int, default=1)
     parser.add_argument("--without", action="append", default=[], help="a header that is not here; what reaches it is left out")
     options = parser.parse_args()
     clang = options.front == "clang"
@@ -59,20 +61,29 @@ def main() -> int:
                             "-o", output], check=True)
             return ["-include-pch", output] if clang else ["-include", source]
 
-        def check(header: str) -> tuple[str, str]:
-            ahead = next((built[names].result() for names in built if reached(header).issuperset(names)), [])
-            done = subprocess.run([options.compiler, *flags, *ahead, "-fsyntax-only", "-x", "c++", "-"], text=True,
-                                  capture_output=True, input=f"#include <{header}>\n#include <{header}>\n")
-            return header, done.stderr if done.returncode != 0 else ""
+        def ahead_of(header: str) -> tuple[str, ...]:
+            return next((names for names in built if reached(header).issuperset(names)), ())
+
+        def check(together: list[str]) -> tuple[str, str]:
+            names = ahead_of(together[0])
+            ahead = built[names].result() if names else []
+            done = subprocess.run([options.compiler, *flags, *ahead, "-fsyntax-only", "-x", "c++", "-"], text=True, capture_output=True,
+                                  input="".join(f"#include <{header}>\n#include <{header}>\n" for header in together))
+            return ", ".join(together), done.stderr if done.returncode != 0 else ""
 
         here = [names for names in PRECOMPILED if not whole(names) & set(options.without)]
         built = {names: pool.submit(precompile, number, names)  # the largest first, to be found first
                  for number, names in enumerate(sorted(here, key=lambda names: len(whole(names)), reverse=True))}
-        for header, message in pool.map(check, headers):
+        units: list[list[str]] = []
+        for header in sorted(headers, key=ahead_of):  # those of a unit get the same headers ahead
+            if not units or len(units[-1]) == options.group or ahead_of(units[-1][0]) != ahead_of(header):
+                units.append([])
+            units[-1].append(header)
+        for together, message in pool.map(check, units):
             if message:
                 failed += 1
-                print(f"FAILED: {header}\n{message[:4000]}")
-    print(f"{len(headers)} headers, {failed} do not compile alone")
+                print(f"FAILED: {together}\n{message[:4000]}")
+    print(f"{len(headers)} headers in {len(units)} translation units, {failed} do not compile")
     return 1 if failed or not headers else 0
 
 

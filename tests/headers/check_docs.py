@@ -110,6 +110,17 @@ def check_form() -> list[str]:
     return problems
 
 
+def unlisted_cases(root: pathlib.Path) -> list[str]:
+    """Test names begin with the cases of docs/semantics that they hold, T4_T12_…: those that no page lists."""
+    pages = "\n".join(path.read_text() for path in (root / "docs" / "semantics").glob("*.md"))
+    problems = []
+    for path in sorted([*root.glob("tests/**/*_test.cpp"), *root.glob("tests/**/*_test.cu")]):
+        for cases in re.findall(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\w+,\s*((?:[A-Z]\d+_)+)", path.read_text()):
+            problems += [f"{path.relative_to(root)}: docs/semantics lists no case {case}"
+                         for case in cases.split("_") if case and not re.search(rf"\b{case}\b", pages)]
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", required=True, type=pathlib.Path)
@@ -138,6 +149,7 @@ def main() -> int:
         if count > 25:
             problems.append(f"{name}: {count} lines that are neither blank nor a comment, at most 25")
 
+    problems += unlisted_cases(root)
     errors = (root / "docs" / "errors.md").read_text()
     codes = re.findall(r"^\s+\w+,\s+///< (E_\w+)", (root / "include/moe/core/error.hpp").read_text(), re.M)
     if not codes or codes != re.findall(r"^\| `(E_\w+)` \|", errors, re.M):
