@@ -108,9 +108,9 @@ __device__ __forceinline__ void run_roles(Params const& p, M const& memory, Load
         case 3:
         case 4: run.template operator()<32>(); break;
         case 5:
-        case 6: run.template operator()<MaxRows == 48 ? 48 : 64>(); break;  // 48: the tiles of w4a8 with zero points
+        case 6:
         case 7:
-        case 8: run.template operator()<64>(); break;
+        case 8: run.template operator()<MaxRows == 48 ? 48 : 64>(); break;  // one call: each compiles the whole unit once more
         case 9:
         case 10: run.template operator()<80>(); break;
         case 11:
