@@ -32,7 +32,7 @@ class OncePerDevice {
 };
 
 /// Allows a kernel up to `bytes` of dynamic shared memory, once per device. nvcc gives every translation unit a kernel of its own for each
-/// instance of a template (-static-global-template-stub); `once` is as local as the kernel, since that is an argument of this template.
+/// instance of a template; `once` is as local as the kernel, since that is an argument of this template.
 template <auto Kernel>
 void allow_shared_memory(int bytes) {
   static OncePerDevice once;
