@@ -62,8 +62,8 @@ TYPED_TEST(HopperW4A8Int4, Sizes) {
   }
   EXPECT_LT((standard_error<TypeParam, Experts>({4, 1024, 512, 2}, 3, Load::random, 4)), tolerance(3)) << "K in parts";
 }
-// Scales of bf16 are held as they are. What is left, 3.4e-3 here at most: e4m3 products are summed with some 14 bits, which moves a code of
-// the intermediate now and then, and the output is rounded to bf16.
+// Scales of bf16 are held as they are. What is left, 3.4e-3 in the groups without zero points: e4m3 products are summed with some 14 bits,
+// which moves a code of the intermediate now and then, and the output is rounded to bf16.
 TYPED_TEST(HopperW4A8Int4, ScalesOfBf16) {
   auto const error = [](Sizes const& sizes, int tokens, std::uint64_t seed) {
     return standard_error<TypeParam, Experts>(sizes, tokens, Load::random, seed, false, kSilu, 0, false, true);
