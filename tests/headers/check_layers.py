@@ -14,6 +14,7 @@ TOP = {"moe.h": 0, "modular_kernel.hpp": 4, "modular_kernel.cuh": 4}
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 120
 MAX_KERNEL_LINES = 150
+HEADERS = (".hpp", ".cuh", ".h")
 EXCUSE = re.compile(r"// Longer than \d+ lines: \S")  # on a line right above the function
 
 
@@ -187,6 +188,18 @@ FORBIDDEN = (
 )
 
 
+def assembly(text: str) -> list[int]:
+    """The lines of inline assembly: asm, __asm or __asm__."""
+    return [number for number, line in enumerate(without_comments_and_strings(text).splitlines(), 1)
+            if re.search(r"\b(?:__)?asm(?:__)?\b", line)]
+
+
+def too_long(name: str, text: str) -> list[str]:
+    """The problem of a header, of C++ or of C, that has more than MAX_LINES lines; other files may."""
+    lines = len(text.splitlines())
+    return [f"{name}: {lines} lines, at most {MAX_LINES}"] if name.endswith(HEADERS) and lines > MAX_LINES else []
+
+
 def forbidden(text: str) -> list[tuple[int, str]]:
     """(line, why) of what no header may contain."""
     return sorted((text[:found.start()].count("\n") + 1, why) for pattern, why in FORBIDDEN for found in pattern.finditer(text))
@@ -253,18 +266,15 @@ def main() -> int:
             problems.append(f"{name}:1: the first line must be the SPDX line")
         if len(lines) < 2 or not lines[1].startswith("// " + name.removeprefix("moe/") + ":"):
             problems.append(f"{name}:2: the second line must be '// {name.removeprefix('moe/')}: what it is for'")
-        if len(lines) > MAX_LINES:
-            problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES}")
         if not any(line.strip() == "#pragma once" for line in lines):
             problems.append(f"{name}: no #pragma once")
         text = path.read_text()
+        problems += too_long(name, text)
         for first, length, bound, head in long_functions(text):
             if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
                 problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
         if not name.startswith("moe/core/ptx/"):
-            for number, line in enumerate(without_comments_and_strings(text).splitlines(), 1):
-                if re.search(r"\basm\b", line):
-                    problems.append(f"{name}:{number}: inline assembly stands in core/ptx only")
+            problems += [f"{name}:{number}: inline assembly stands in core/ptx only" for number in assembly(text)]
         problems += [f"{name}:{number}: {why}" for number, why in forbidden(text)]
         level, layer = layer_of(name)
         for number, line in enumerate(lines, 1):
@@ -289,15 +299,21 @@ def main() -> int:
     with_mpi = {path.relative_to(include).as_posix() for path in headers if re.search(r"#\s*include\s*<mpi\.h>", path.read_text())}
     if way := way_to_mpi(reach, "moe/moe.hpp", with_mpi):
         problems.append(f"a program without MPI includes moe.hpp, which includes <mpi.h>: {' -> '.join(way)}")
+    # The C interface: no layer, and not the form of a C++ header.
+    c_headers = sorted(include.rglob("*.h"))
+    for path in c_headers:
+        name = path.relative_to(include).as_posix()
+        text = path.read_text()
+        problems += too_long(name, text)
+        problems += [f"{name}:{number}: inline assembly stands in core/ptx only" for number in assembly(text)]
     # The rest of the sources: the lengths, where a test or benchmark file that is no header may be long, and a test's exit code.
     others = sorted(path for folder in ("tests", "bench", "examples", "capi", "python/src") for path in (root / folder).rglob("*")
-                    if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))
+                    if path.suffix in (*HEADERS, ".cpp", ".cu"))
     for path in others:
         name = path.relative_to(root).as_posix()
         text = path.read_text()
         lines = text.splitlines()
-        if path.suffix in (".hpp", ".cuh") and len(lines) > MAX_LINES:
-            problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES}")
+        problems += too_long(name, text)
         for first, length, bound, head in long_functions(text):
             if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
                 problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
@@ -306,7 +322,7 @@ def main() -> int:
                          "program as passed if every case was skipped" for number in unread_skips(text)]
     for problem in problems:
         print(f"FAILED: {problem}")
-    print(f"{len(headers)} headers, {len(others)} other sources, {len(problems)} problems")
+    print(f"{len(headers) + len(c_headers)} headers, {len(others)} other sources, {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -125,6 +125,17 @@ class LongFunctions(unittest.TestCase):
         self.assertEqual(c.unread_skips("int const result = RUN_ALL_TESTS();\n"), [1])
         self.assertEqual(c.unread_skips("// return RUN_ALL_TESTS();\nreturn moe_test::exit_code(RUN_ALL_TESTS());\n"), [])
 
+    def test_assembly(self):
+        self.assertEqual(c.assembly('asm("a");\n__asm__ volatile("b" ::: "memory");\n  __asm("c");\nasm volatile("d");\n'), [1, 2, 3, 4])
+        self.assertEqual(c.assembly('// asm("a")\nint plasma, asm_lines, __asm_x;\nf("asm");\n#include "asm"\n'), [])
+
+    def test_long_headers(self):
+        text = "\n" * c.MAX_LINES
+        for name in ("moe/moe.h", "moe/a.hpp", "tests/gpu/a.cuh"):
+            self.assertEqual(c.too_long(name, text + "a"), [f"{name}: {c.MAX_LINES + 1} lines, at most {c.MAX_LINES}"])
+            self.assertEqual(c.too_long(name, text), [])
+        self.assertEqual(c.too_long("tests/gpu/a_test.cu", text + "a"), [])
+
     def test_text_that_is_no_code(self):
         self.assertEqual(c.without_comments_and_strings('a(R"html({ " )" {)html", b)'), "a(, b)")
         self.assertEqual(c.without_comments_and_strings('a("asm {", \'{\');  // asm {\n#define B asm {\nb'), "a(, );  \n\nb")
