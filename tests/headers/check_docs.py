@@ -3,9 +3,9 @@
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every fenced block is run by a
 test or marked as an excerpt, every link has a target, no line has more than 140 columns and no paragraph more than six lines, sources that
 pages name exist (changelog and logs aside), sections of docs/semantics that comments name exist, and docs/errors.md has exactly the codes
-of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. The examples that load
-a block have at most 25 lines. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format keeps the
-lines of C++. --write copies the files into the blocks that name them."""
+of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. The examples of CODE_LINES and
+FILE_LINES are no longer than their bounds. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format
+keeps the lines of C++. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -83,6 +83,23 @@ def unrun_blocks(page: str, text: str) -> list[str]:
     return problems
 
 
+# A block of a checkpoint takes a program of 25 lines of code, in either space; all GPUs of a node a file of 60 lines.
+CODE_LINES = {"examples/load_block.cpp": 25, "examples/model_library/qwen3_block_cuda.cpp": 25}
+FILE_LINES = {"examples/expert_parallel_cuda.cu": 60}
+
+
+def sizes(name: str, text: str) -> list[str]:
+    """Whether an example of CODE_LINES or FILE_LINES is longer than its bound."""
+    lines = text.splitlines()
+    code = sum(not re.match(r"\s*(//|$)", line) for line in lines)
+    problems = []
+    if code > CODE_LINES.get(name, code):
+        problems.append(f"{name}: {code} lines that are neither blank nor a comment, at most {CODE_LINES[name]}")
+    if len(lines) > FILE_LINES.get(name, len(lines)):
+        problems.append(f"{name}: {len(lines)} lines, at most {FILE_LINES[name]}")
+    return problems
+
+
 def is_code(path: pathlib.Path) -> bool:
     """Whether code_form() judges this file."""
     return path.suffix in (".py", ".cmake") or path.name == "CMakeLists.txt" or (path.parent.name == "scripts" and not path.suffix)
@@ -107,6 +124,12 @@ def check_form() -> list[str]:
                                                comment[7:] + "#\n" + comment[7:], "# https://" + "x" * 140)]
     if seen != [True, False, True, False, True, False, False, False]:
         problems.append(f"check_docs.py: code_form() judges its examples wrongly: {seen}")
+    seen = [bool(sizes(name, text)) for name, text in (
+        ("examples/load_block.cpp", "a;\n" * 26), ("examples/load_block.cpp", "a;\n" * 25 + "  // b\n\n" * 50),
+        ("examples/expert_parallel_cuda.cu", "a;\n" * 60 + "\n"), ("examples/expert_parallel_cuda.cu", "a;\n" * 60),
+        ("examples/a.cpp", "a;\n" * 100))]
+    if seen != [True, False, True, False, False]:
+        problems.append(f"check_docs.py: sizes() judges its examples wrongly: {seen}")
     return problems
 
 
@@ -143,11 +166,8 @@ def main() -> int:
             if not (root / name).is_file() or block != (root / name).read_text():
                 problems.append(f"{document.relative_to(root)}: the block of {name} differs from that file")
 
-    # A block of a checkpoint takes a program of 25 lines, in either space.
-    for name in ("examples/load_block.cpp", "examples/model_library/qwen3_block_cuda.cpp"):
-        count = sum(not re.match(r"\s*(//|$)", line) for line in (root / name).read_text().splitlines())
-        if count > 25:
-            problems.append(f"{name}: {count} lines that are neither blank nor a comment, at most 25")
+    for name in (*CODE_LINES, *FILE_LINES):
+        problems += sizes(name, (root / name).read_text())
 
     problems += unlisted_cases(root)
     errors = (root / "docs" / "errors.md").read_text()
