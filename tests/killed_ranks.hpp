@@ -46,8 +46,8 @@ inline void write_finding(std::string const& folder, int rank, std::string const
   std::ofstream(folder + "/" + std::to_string(rank)) << (finding.empty() ? "fine" : finding);
 }
 
-/// MPI_Finalize of Open MPI 4.1 begins with a fence that sometimes never ends after a death, even in a program without this library. Who
-/// leaves the fence out: mpirun, with `--mca async_mpi_finalize 1`, or nobody.
+/// MPI_Finalize of Open MPI 4.1 begins with a fence that sometimes never ends after a rank has died, even in a program without this
+/// library. left_out_by_mpirun: mpirun is started with `--mca async_mpi_finalize 1`, which leaves the fence out.
 enum class Fence { left_out_by_mpirun, kept };
 
 /// Starts `program --rank ARGUMENTS... FOLDER` as `ranks` MPI ranks for at most `seconds`. All but the last must write that all is fine.

@@ -35,7 +35,7 @@ __version__: str = str(_library.version())
 
 
 def has(feature: str) -> bool:
-    """Whether the library was built with "cuda", "nccl", "mpi" or "onednn". Says nothing about a GPU being there."""
+    """Whether the library was built with "cuda", "nccl", "mpi" or "onednn". It does not check for a GPU."""
     return bool(_library.has(feature))
 
 

@@ -180,7 +180,8 @@ def cast(array: Any, dtype: str) -> Any:
 
 
 def finish(array: Any, like: Any) -> Any:
-    """A new array, now written, as one of the framework of `like`. JAX knows nothing of streams, so its answers are waited for."""
+    """A new array, now written, as one of the framework of `like`. JAX does not order its work after the stream, so
+    this waits for the stream first."""
     if framework(like) != "jax":
         return array
     import jax

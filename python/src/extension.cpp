@@ -31,7 +31,7 @@ void require(moe_status status) {
 /// An array argument; null for None.
 DLTensor const* array(ffi::AnyView argument) { return argument == nullptr ? nullptr : argument.cast<DLTensor*>(); }
 
-/// A value of Python for a member or argument of 32 bits: E_ARG with its name if it does not fit, since another number would be taken.
+/// An integer of Python as 32 bits. E_ARG with its name if it does not fit: a plain conversion would change the value.
 std::int32_t narrowed(std::string const& what, std::int64_t value) {
   using Limits = std::numeric_limits<std::int32_t>;
   if (value < Limits::min() || value > Limits::max()) {
@@ -293,7 +293,7 @@ void runner_check(std::int64_t runner) { require(moe_runner_check(handle<moe_run
 void runner_wait(std::int64_t runner, std::int64_t stream) {
   require(moe_runner_wait(handle<moe_runner_t>(runner), reinterpret_cast<void*>(stream)));
 }
-/// Waits for a stream of a GPU: for arrays of frameworks that know nothing of the stream. timeout_ms 0: 100 s.
+/// Waits for a stream of a GPU, for arrays of frameworks that do not order their work after the stream. timeout_ms 0: 100 s.
 void stream_wait(std::int64_t device, std::int64_t stream, std::int64_t timeout_ms) {
   require(moe_stream_wait({kDLCUDA, narrowed("device", device)}, reinterpret_cast<void*>(stream), timeout_ms));
 }

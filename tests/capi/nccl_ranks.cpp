@@ -179,7 +179,7 @@ void run(moe_group_t group, Case const& c, std::int64_t experts) {
   if (rows > 0) expect(p.error(output) < c.tolerance, name + ": beside a rank without rows");
   for (OnGpu* array : {&hidden, &ids, &given, &output}) array->tensor().shape[0] = p.sizes.tokens;
 
-  // The last rank's hidden states have a wrong dtype: it gets E_ARG, the others E_PEER, and nobody waits for long.
+  // The last rank's hidden states have a wrong dtype: it gets E_ARG, the others E_PEER, within the deadline.
   bool const last = rank == ranks - 1;
   DLTensor const good = hidden.tensor();
   if (last) hidden.tensor().dtype.code = kDLInt;

@@ -94,7 +94,7 @@ def main() -> int:
     output = broken.stdout + broken.stderr
     errors = [line for line in output.splitlines() if ERROR.search(line)]
     problems = [f"the condition precedes the sentence: {line}" for line in errors
-                if "rule.hpp" in output and 'due to requirement' in line]  # of clang++: a rule's condition says nothing
+                if "rule.hpp" in output and 'due to requirement' in line]  # clang++ puts a rule's condition before its sentence
     if broken.returncode == 0:
         problems.append("it compiles, and must not")
     elif counts == "each":

@@ -64,7 +64,7 @@ def border(source: str, target: str) -> str:
         if other_level > level:
             return "the border goes the other way"
         if level == other_level and room != other_room:
-            return "these know nothing of each other"
+            return "neither may include the other"
         if level == 3 and other_level == 1 and room != other_room:
             return "a policy includes another's header"
     return ""

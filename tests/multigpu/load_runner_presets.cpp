@@ -73,7 +73,7 @@ TEST_F(LoadOnGpus, DeepSeekV3EqualsTransformersAndOneRank) {
   }
 }
 
-/// One rank's checkpoint is not there: that rank gets E_ARG with the path, the others E_PEER, and nobody waits for the deadline.
+/// One rank's checkpoint is not there: that rank gets E_ARG with the path, the others E_PEER, all before the deadline.
 TEST_F(LoadOnGpus, ACheckpointThatOneRankDoesNotHave) {
   Nccl group = connect();
   if (group.rank() == group.size() - 1) {

@@ -31,7 +31,7 @@ using Gather = backends::AllGatherReduceScatter<Nccl>;
 using LowLatency = backends::LowLatency<comm::NcclSymmetric>;
 using Inside = experts::Monolithic<experts::CudaReference>;
 
-/// A grid in one graph: ranks that state their rows wait for nobody.
+/// A grid in one graph: ranks that state their rows do not wait for other ranks.
 template <class Backend>
 void replays(Grid const& g, SharedOutput shared) {
   Model const m{.form = {false, false, shared}};

@@ -451,7 +451,7 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
   return kNoFailure;
 }
 
-/// The ranks that are left load the experts that nobody holds, and serve until experts have moved again.
+/// The live ranks load the experts that none of them holds, and serve until experts have moved again.
 template <class Backend>
 Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, eplb::ExpertMaps const& maps) {
   int const size = role.size - 1;

@@ -446,7 +446,7 @@ def test_vllm_triton_and_transformers_get_the_layer(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_deep_gemm_products_on_the_host(monkeypatch, dtype):
-    """DeepGEMM's functions by definition: what lies where is right, and rows that belong to nobody have the owner -1."""
+    """DeepGEMM's functions replaced by their definitions: the peers lay rows out as these expect, and unused rows have the owner -1."""
 
     def widened(operand):
         if isinstance(operand, tuple):

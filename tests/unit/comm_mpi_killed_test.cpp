@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/comm_mpi_killed_test.cpp: MPI ranks of which one is killed. The others get an error that names the rank, destroy their window
-// and end: through MPI_Finalize where mpirun or the program itself tells Open MPI not to wait there, and without MPI_Finalize where nobody
-// does. The test starts the ranks itself, because mpirun needs an option to let survivors run.
+// and end: through MPI_Finalize if mpirun or the program itself tells Open MPI not to wait there, else without MPI_Finalize. The test
+// starts the ranks itself, because mpirun needs an option to let survivors run.
 #include "moe/comm/mpi_shared.hpp"
 
 #include <gtest/gtest.h>

@@ -87,7 +87,7 @@ TEST(Nvtx, ARangeOfEachStage) {
     runner.forward(make_rows(x.data(), kRows, kHidden), make_rows(y.data(), kRows, kHidden), {}, {}, probe);
   };
   forward(NoProbe{});
-  EXPECT_TRUE(seen.empty()) << "nobody asked for ranges";
+  EXPECT_TRUE(seen.empty()) << "there are no ranges without a probe that makes them";
   {
     runner::NvtxProbe probe;
     forward(probe);

@@ -94,7 +94,7 @@ TEST(RunnerReduction, BeforeTheOutputStep) {
   EXPECT_EQ(plan_reductions(facts), early);
   facts.output = OutputStep::nonlinear;
   EXPECT_EQ(plan_reductions(facts), early);
-  facts.reduce_results = false;  // a norm needs the sum, whoever asks
+  facts.reduce_results = false;  // a norm needs the sum, even if the caller reduces the results
   EXPECT_EQ(plan_reductions(facts), early);
   facts.output = OutputStep::linear;  // a projection commutes with the caller's sum
   EXPECT_EQ(plan_reductions(facts), (ReductionPlan{.routed_partial = true, .result_partial = true}));

@@ -36,7 +36,7 @@ struct ScaleArray {
   }
 };
 
-/// Whether an array may hold codes of this type: int8 as what they are, all others as bytes or as the float8 and float4 types of DLPack.
+/// Whether an array may hold codes of this type: int8 codes as int8, all others as uint8 or as the float8 and float4 types of DLPack.
 inline bool holds_codes(DLDataType is, DType code) {
   if (code == DType::i8) return same(is, {kDLInt, 8, 1});
   if (same(is, {kDLUInt, 8, 1})) return true;

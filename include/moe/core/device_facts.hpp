@@ -30,7 +30,7 @@ inline DeviceFacts ask_device_facts(int device) {
 
 }  // namespace detail
 
-/// Of the current device. Devices from 64 on are asked each time.
+/// Of the current device. The facts of devices 0 to 63 are kept; those of any other device are queried at each call.
 inline DeviceFacts device_facts() {
   struct Known {
     std::once_flag once;

@@ -50,8 +50,8 @@ inline void check_dead_ranks(ExpertMaps const& maps, std::span<int const> dead_r
   }
 }
 
-/// Gives each expert of one layer that has no expert slot one of another expert. slots: of num_ranks ranks, kEmptySlot on dead ones.
-/// E_PEER.
+/// One layer: each expert without an expert slot takes over a slot of an expert that has several. slots: of num_ranks ranks, kEmptySlot on
+/// dead ones. E_PEER if there are too few such slots.
 inline void assign_missing(int layer, std::span<std::int32_t> slots, int num_logical, int num_ranks, std::vector<Reload>& reloads,
                            std::string const& after) {
   auto const slots_per_rank = static_cast<std::ptrdiff_t>(slots.size()) / num_ranks;

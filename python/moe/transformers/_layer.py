@@ -210,8 +210,8 @@ def _capturing(runner: Runner) -> bool:
 
 
 def _state(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Where the module's tensors lie and how often they were written. Their identity says nothing: a rank of a tensor-parallel model
-    makes the local one of a DTensor anew for each forward."""
+    """Where the module's tensors lie and how often they were written. The tensor objects are not compared: a rank of a tensor-parallel
+    model makes the local tensor of a DTensor anew for each forward."""
     tensors = [getattr(module, name) for name in names]
     return [(tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
