@@ -33,8 +33,8 @@ int run_on_ranks(Options const& options) {
   return bench.write() && bench.good() ? 0 : 1;
 }
 
-/// main() of such a program, with options "--key value": set(options, key, value) throws BadArgument for one that the program does not
-/// have.
+/// main() of a program that calls run_on_ranks(), with options "--key value": set(options, key, value) throws BadArgument for an unknown
+/// key.
 template <class Bench, class Options, class Set>
 int ranks_main(int argc, char** argv, char const* program, Set const& set) {
   Options options;

@@ -37,7 +37,7 @@ class Group {
   virtual char const* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Collective with what the other ranks do in moe_runner_create(): this rank refused its arguments, and they get E_PEER.
+  /// Collective with the other ranks' moe_runner_create(): this rank has refused its arguments, and they get E_PEER.
   virtual void refuse(ErrorCode code) noexcept = 0;
 
   std::atomic<bool> busy{false};

@@ -20,7 +20,7 @@ namespace moe::c {
 /// The streams 0, 1 and 2: the default ones.
 inline bool is_of_current_device(void* stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
-/// Any call of CUDA by this thread while it exists, also where another stream is being captured.
+/// While it exists, this thread may call any function of CUDA, even if another stream is being captured.
 class DuringAnyCapture {
  public:
   DuringAnyCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode"); }

@@ -47,7 +47,7 @@ inline std::string describe(std::int64_t const* values, int n) {
   return out + "]";
 }
 
-/// The dtype that DLPack writes for an element of the library, and what else holds the same bits.
+/// The dtype that DLPack has for an element of the library.
 template <class T>
 constexpr DLDataType dl_type() {
   using U = std::remove_cv_t<T>;

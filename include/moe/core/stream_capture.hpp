@@ -6,7 +6,8 @@
 
 namespace moe {
 
-/// Of a memory space: there are graphs in the CUDA space. What cannot be captured includes this header.
+/// Whether a stream of a memory space is being captured. Only the CUDA space has graphs. Policies that cannot be captured include this
+/// header.
 template <class Space>
 struct StreamCapture;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/runtime_balancer.hpp: load balancing of layers that serve: counts, load window, plan, weights and maps of one model, step by step.
+// eplb/runtime_balancer.hpp: load balancing while a model serves: counts, load window, plan, weights and maps of one model, step by step.
 #pragma once
 
 #include <cstdint>

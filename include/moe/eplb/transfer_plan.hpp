@@ -219,7 +219,7 @@ inline std::vector<std::vector<Message>> schedule_rounds(std::span<Flow const> f
     std::size_t const a = free_round(to_in[s]);    // free at the source
     std::size_t const b = free_round(from_in[d]);  // free at the destination
     if (from_in[d][a] != -1) {
-      // Round a is taken at d: exchange a and b along the path that leaves d by a. It cannot reach s, which lacks a.
+      // Round a is in use at d: swap rounds a and b along the path that starts at d with round a. It does not reach s, where a is free.
       std::vector<std::pair<std::size_t, std::size_t>> path;  // (source, destination), alternately in round a and b
       std::size_t destination = d;
       while (from_in[destination][a] != -1) {

@@ -92,7 +92,7 @@ inline void granite(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"});
   topk_softmax(d);
   // In the -shared and -hybrid models the shared MLP stands beside the block and sees the same input.
-  bool const always = d.model_type == "granitemoehybrid";  // its code has another default than none
+  bool const always = d.model_type == "granitemoehybrid";  // the field is required: its default in the model's code is not 0
   std::int64_t const width = always || c.has("shared_intermediate_size") ? c.integer("shared_intermediate_size", 0) : 0;
   if (width > 0) shared(d, 1, width);
 }

@@ -153,7 +153,7 @@ class SafetensorsFile {
   std::span<std::byte const> data(TensorInfo const& info) const {
     return bytes_.subspan(static_cast<std::size_t>(header_.data_begin + info.begin), static_cast<std::size_t>(info.size_bytes()));
   }
-  /// Bytes [first, first + count) of a tensor, which has them, as they are stored.
+  /// Bytes [first, first + count) of a tensor as they are stored. The range lies within the tensor.
   void copy(TensorInfo const& info, std::uint64_t first, std::uint64_t count, void* out) const {
     if (count == 0) return;
     if (file_ != nullptr) {

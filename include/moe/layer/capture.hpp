@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/capture.hpp: whether a layer's forward() can be captured in a CUDA graph, and the refusal where it cannot.
+// layer/capture.hpp: whether a layer's forward() can be captured in a CUDA graph, and the error if it cannot.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace moe {
 
-/// Of a memory space: core/stream_capture.hpp, which policies that cannot be captured include.
+/// Whether a stream of a memory space is being captured. Defined in core/stream_capture.hpp, which policies that cannot be captured
+/// include.
 template <class Space>
 struct StreamCapture;
 

@@ -101,7 +101,7 @@ class Layer {
 
   /// As forward(), with routing that the caller did. topk_ids [M, k] int32 or int64: logical experts, kNoExpert (-1) for none, each
   /// expert at most once in a row; topk_weights [M, k] float, read where there is an expert. Mapping, replicas, load and zero experts as in
-  /// forward(). Host space: E_ARG names the first invalid slot, and nothing was done. CUDA space: kernels judge the slots; an invalid one
+  /// forward(). Host space: E_ARG names the first invalid slot, and nothing was done. CUDA space: kernels check the slots; an invalid one
   /// counts as no expert, counters() counts it, and check() throws its E_ARG. E_ARG if `options` has token_ids or shared_weights.
   template <class HiddenArg, class IdsArg, class WeightsArg, class OutputArg, class Probe = NoProbe>
   void forward_routed(HiddenArg const& hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, OutputArg const& output,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// models/loaded_parts.hpp: the weights around a layer, as they were read, as the parameters of a runner's parts; and where they lie.
+// models/loaded_parts.hpp: the parameters of a runner's parts, made of the weights around a layer, and the memory that holds them.
 #pragma once
 
 #include <algorithm>

@@ -78,7 +78,7 @@ struct Dbrx;
 struct Jamba1_5_Mini;
 struct Jamba1_5_Large;
 
-/// 90 GB in bf16. Experts 677 us for 64 tokens, 1.07 of the floor, 16901 us for 16384, 1.03: hopper_contiguous for both phases.
+/// 90 GB in bf16. Experts 677 us for 64 tokens (1.07 of the floor), 16901 us for 16384 (1.03): hopper_contiguous for both phases.
 template <>
 struct PresetChoice<Mixtral_8x7B> : OneGpu<quantization::None> {};
 /// 270 GB in bf16. Experts 1608 us for 64 tokens, 29514 for 16384 (H100).
@@ -90,10 +90,10 @@ struct PresetChoice<Qwen1_5_MoE_A2_7B> : OneGpu<quantization::None> {};
 /// 99 GB in bf16. Experts 1157 us for 64 tokens, 11658 for 16384 (H100).
 template <>
 struct PresetChoice<Qwen2_57B_A14B> : OneGpu<quantization::None> {};
-/// 58 GB in bf16. Experts 289 us for 64 tokens, 1.09 of the floor, 2109 us for 16384, 1.20: hopper_contiguous for both phases.
+/// 58 GB in bf16. Experts 289 us for 64 tokens (1.09 of the floor), 2109 us for 16384 (1.20): hopper_contiguous for both phases.
 template <>
 struct PresetChoice<Qwen3_30B_A3B> : OneGpu<quantization::None> {};
-/// 454 GB in bf16. Experts 1092 us for 64 tokens, 1.03 of the floor, 7462 us for 16384, 1.06, with all experts on one GPU.
+/// 454 GB in bf16. Experts 1092 us for 64 tokens (1.03 of the floor), 7462 us for 16384 (1.06), with all experts on one GPU.
 template <>
 struct PresetChoice<Qwen3_235B_A22B> : SeveralGpus<quantization::None> {};
 /// 937 GB in bf16. Experts 4728 us for 64 tokens, 20084 for 16384 (H100).
@@ -109,7 +109,7 @@ struct PresetChoice<DeepSeek_V2_Lite> : OneGpu<quantization::None> {};
 template <>
 struct PresetChoice<DeepSeek_V2> : SeveralGpus<quantization::None> {};
 /// 654 GB in fp8 blocks, as released. An exchange of 128 tokens a rank takes 63 us a pair; experts of one rank of eight 286 us for 64
-/// tokens, 1.06 of the floor, 1545 us for 16384, 1.39.
+/// tokens (1.06 of the floor), 1545 us for 16384 (1.39).
 template <>
 struct PresetChoice<DeepSeek_V3> : SeveralGpus<quantization::Fp8Block<>> {};
 /// 147 GB, mxfp4 experts as released. Exchange by the shape of "Flash" (4096, 6 of 256: 35 us a pair); experts by that of gpt-oss-120b.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/pass_logits.hpp: the rows of experts that route inside: every expert with its logit, in place of a choice.
+// routing/pass_logits.hpp: for experts kernels that route themselves: instead of a top-k, every expert with its logit.
 #pragma once
 
 #include <cstdint>

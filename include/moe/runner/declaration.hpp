@@ -187,7 +187,7 @@ class Runner {
   /// As forward(), with routing that the caller did, with or without a gate inside: gate and router are skipped. topk_ids [M, k] int32 or
   /// int64: logical experts, E and above zero experts, kNoExpert (-1) for none, each at most once in a row; topk_weights [M, k] float, read
   /// where there is an expert, and not scaled by the router's factor. Both in the runner's space. Given the routing of forward(): its bits.
-  /// Host space: E_ARG names the first invalid slot of a valid row, and nothing was done. CUDA space: kernels judge the slots; an invalid
+  /// Host space: E_ARG names the first invalid slot of a valid row, and nothing was done. CUDA space: kernels check the slots; an invalid
   /// one counts as no expert, and check() throws its E_ARG, with its row in its pass. E_ARG if `options` has token_ids. E_UNSUPPORTED if
   /// the router weighs shared experts (Gate::routing_weight, or fused ones). Does not compile if the experts route inside.
   template <class IdsArg, class WeightsArg, class Probe = NoProbe>
@@ -202,7 +202,7 @@ class Runner {
     }
   }
   /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws. With dual batch in the CUDA space,
-  /// decide_dual_batch() must have said before whether the others' batches are split.
+  /// decide_dual_batch() must have set before whether batches are split, because this call has no rows to decide by.
   void abandon(Stream<Space> stream = {});
 
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's. On a TP group it
@@ -210,7 +210,7 @@ class Runner {
   void wait(Stream<Space> stream = {});
   /// Throws the errors of calls that the stream has finished; as the layer's.
   void check();
-  /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows. E_STATE for yes
+  /// Sets whether forwards run in two halves from now on, the same on all ranks; nullopt: their number of rows decides. E_STATE for true
   /// where they cannot.
   void decide_dual_batch(std::optional<bool> verdict)
     requires(runner::detail::kPresent<typename Parts::DualBatch>)

@@ -116,7 +116,7 @@ class Group<CommT, space::host> : public GroupRank<CommT> {
   Group(Params const& p, int layer_ranks) : GroupRank<CommT>(p, layer_ranks), words_(static_cast<std::size_t>(moe().tp_size)) {}
   void connect() {}
   void check(HostStream) const {}
-  static constexpr bool failed() { return false; }  // a call leaves nothing behind that waits
+  static constexpr bool failed() { return false; }  // calls are done when they return: an error is thrown at once
   void end() {}
   template <class WaitLayer, class EndLayer>
   static void wait(HostStream, WaitLayer const& wait_layer, EndLayer const&) {

@@ -213,8 +213,8 @@ constexpr bool skips_foreign_ids() {
   }
 }
 
-/// Kernel::RowsAsTheyAre: the quantisation in which the kernel reads rows from a backend whose rows stay, because it quantises them itself.
-/// Default: the layer's quantisation.
+/// Kernel::RowsAsTheyAre: for a kernel that quantises rows itself, the quantisation in which it reads them from a backend that does not
+/// send them to other ranks. Default: the layer's quantisation.
 template <class Kernel, class Quant>
 struct RowsRead {
   using type = Quant;

@@ -40,8 +40,8 @@ constexpr quantization::ScaleGranularity weight_granularity() {
   }
 }
 
-/// The three above with kPayloadDType, kActGroup, kWeightDType, kWeightPack, kWeightGroupRows and kWeightGroupCols: the format itself, for
-/// kernels and readers of checkpoints that are written for formats. Default: none of them takes the scheme.
+/// Whether the scheme states its whole format: the three facts above, kPayloadDType, kActGroup, kWeightDType, kWeightPack, kWeightGroupRows
+/// and kWeightGroupCols. Kernels and checkpoint readers that work by format do not take a scheme that leaves one out.
 template <class Quant>
 constexpr bool states_format() {
   return requires {

@@ -24,7 +24,7 @@ struct RouteArgs {
   Rows<float> topk_weights;                 ///< [M, num_slots] out
   RouteCounters* counters = nullptr;        ///< or null
   Rows<float> shared_weights = {};          ///< [M, num_joint_shared] out: weights of jointly normalised shared experts; or no rows
-  /// Rows of one sequence, of which the call holds one after the other; only a router with an expert_capacity reads it. 0: not known.
+  /// Rows of each sequence; the call holds one sequence after another. Only a router with an expert_capacity reads it. 0: not known.
   std::int64_t sequence_length = 0;
 };
 

@@ -135,7 +135,7 @@ MOE_HD inline float row_sum(int n, Value const& value) {
   return butterfly_sum(lanes);
 }
 
-/// The softcap of a finite logit, and the score of a finite logit, by run-time choices.
+/// The softcap, and the score by a scoring function chosen at run time, of a finite logit.
 MOE_HD inline float softcapped(float z, float cap) { return mul_rn(cap, tanh_rn(div_rn(z, cap))); }
 MOE_HD inline float score_by(Scoring scoring, float z, float max, float sum) {
   switch (scoring) {

@@ -164,7 +164,7 @@ class BlasLtProduct {
     return result.algo;
   }
 
-  /// Whether the one algorithm can take that many rows at a time in this workspace: parts of a cut K grow with the rows.
+  /// Whether one call of the only algorithm can take this many rows: the partial sums of a split K must fit into the workspace.
   bool fits(std::int64_t rows) const {
     Layouts const l(*this, rows, w_.extent(1), w_.extent(0));
     cublasLtMatmulHeuristicResult_t result{};

@@ -138,8 +138,8 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
       throw;
     }
   }
-  /// As on the host. Where rows agree there is no agreement: a rank with an error ends the group, and its peers' sums then meet the
-  /// deadline.
+  /// As on the host. With Params::rows_agree the ranks exchange nothing here: a rank with an error ends the group, and the sums of its
+  /// peers then fail at the deadline.
   void agree(std::int64_t rows, cudaStream_t) {
     if (moe().tp_size == 1) return;
     if (rows_agree_) {

@@ -12,7 +12,7 @@ struct LowLatencyCombine;
 
 /// Kernels that are compiled for the sizes of one configuration, one row for each (token, expert), outputs in plain bf16.
 struct LowLatencyFixed {
-  int hidden = 0, topk = 0, num_experts = 0;  ///< compared with the shape's, where replicas count, too
+  int hidden = 0, topk = 0, num_experts = 0;  ///< of the configuration; a shape with replicas has more experts and does not fit
   bool fp8 = false;
   void (*prepare)(LowLatencyShape const& shape, std::size_t shared) = nullptr;
   void (*dispatch)(LowLatencyDispatch const& a, std::size_t shared, bool programmatic, cudaStream_t stream) = nullptr;
