@@ -58,13 +58,14 @@ class Sanitize(unittest.TestCase):
 
     def test_something_ran(self):
         self.passes({"a": OK})
-        self.passes({"a": OK, "b": ENDED}, "gpu_a")
+        self.passes({"a": OK, "b": ENDED}, "^gpu_a_")
         self.passes({"a": OK, "b": NO_CASE}, ".", "A.*")
         self.passes({"a": OK}, tools="synccheck")
         self.passes({"a": OK}, tools="racecheck", summary="RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
 
     def test_nothing_ran(self):
         self.fails("sanitize: nothing was run: no program build/gpu/tests/gpu/gpu_*_test matches 'other'", {"a": OK}, "other")
+        self.fails("sanitize: nothing was run", {"a": OK}, "build")  # a folder of its path
         self.fails("sanitize: nothing was run", {})
         self.fails("or no case matches 'B.*'", {"a": NO_CASE, "b": NO_CASE}, ".", "B.*")
 
