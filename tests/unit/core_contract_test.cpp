@@ -89,7 +89,7 @@ TEST(Contract, AMissingIncludeNamesAHeaderThatExists) {
 // A policy that states no optional fact has the default of each.
 struct Silent {};
 struct Loud {
-  static constexpr bool kRowsStay = true, kTakesRowCount = true, kSkipsForeignIds = true, kBatchInvariant = true;
+  static constexpr bool kRowsStay = true, kTakesRowCount = true, kSkipsForeignIds = true, kBatchInvariant = true, kNormalisesOutput = true;
   static constexpr int kSharedMemoryLimit = 7;
   using RowsAsTheyAre = float;
   bool deduplicate = true;
@@ -162,6 +162,9 @@ TEST(Contract, OptionalFactsHaveDefaults) {
   EXPECT_FALSE(facts::takes_row_count<Silent>());
   EXPECT_FALSE(facts::skips_foreign_ids<Silent>());
   EXPECT_FALSE(facts::experts_are_batch_invariant<Silent>());
+  EXPECT_FALSE(facts::normalises_output<Silent>());
+  EXPECT_TRUE(facts::normalises_output<Loud>());
+  EXPECT_EQ(kExpertNorm<Tiny>, ExpertNorm::none);
   EXPECT_TRUE(facts::backend_is_batch_invariant<Silent>());
   EXPECT_TRUE((facts::carries_element<Silent, float>()));
   EXPECT_TRUE((facts::returns_element<Silent, float>()));

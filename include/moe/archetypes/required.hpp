@@ -203,6 +203,7 @@ struct ExpertsFacts {
   static constexpr int kTile = 1;
   static constexpr int kSharedMemory = 0;
   static constexpr bool kBatchInvariant = false;
+  static constexpr bool kNormalisesOutput = false;
   static constexpr bool kRoutesInside = false;
   static constexpr bool kRouter = true;
 };
@@ -214,6 +215,7 @@ struct ArchetypeExperts {
   using Space = std::conditional_t<Facts::kOnDevice, space::cuda, space::host>;
   static constexpr int kSharedMemoryLimit = 227 * 1024;
   static constexpr bool kBatchInvariant = Facts::kBatchInvariant;
+  static constexpr bool kNormalisesOutput = Facts::kNormalisesOutput;
   static constexpr bool kRoutesInside = Facts::kRoutesInside;
   struct Params {};
   template <class Router>

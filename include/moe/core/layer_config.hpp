@@ -41,6 +41,19 @@ template <class Config>
   requires requires { Config::overlap_dispatch; }
 inline constexpr bool kOverlapsDispatch<Config> = Config::overlap_dispatch;
 
+/// An RMSNorm of each expert's output, before the router's weight (Muse-Spark).
+enum class ExpertNorm {
+  none,      ///< no kernel has code for it; weights with one are refused
+  always,    ///< weights without one are refused
+  if_given,  ///< the weights decide at run time; experts that cannot compute it refuse those with one
+};
+/// What a configuration states of it: expert_norm. Default: none.
+template <class Config>
+inline constexpr ExpertNorm kExpertNorm = ExpertNorm::none;
+template <class Config>
+  requires requires { Config::expert_norm; }
+inline constexpr ExpertNorm kExpertNorm<Config> = Config::expert_norm;
+
 /// Whether a configuration's router needs a selection bias: a layer then refuses a null correction_bias. Default: nothing is checked.
 template <class Config>
 inline constexpr bool kHasSelectionBias = false;

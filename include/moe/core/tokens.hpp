@@ -53,12 +53,22 @@ struct ExpertMatrix {
   bool has_bias() const { return bias.extent(0) > 0; }
 };
 
+/// The norm of an expert's output y, one for all experts of a layer: s·y / sqrt(mean((s·y)²) + eps), before the router's weight.
+/// Muse-Spark: MuseSparkExperts.post_expert_norm, a MuseSparkTextInputScaledRMSNorm of transformers 5.23
+/// (models/muse_spark/modeling_muse_spark.py), whose parameter is s - 1.
+struct ExpertNormWeights {
+  Vector<float const> scale = {};  ///< [H] s; no elements: outputs are not normalised
+  float eps = 0.0F;
+  bool given() const { return scale.extent(0) > 0; }
+};
+
 /// The weights of this rank's experts. w13 holds the gate rows, then the up rows (2I rows); an ungated expert has I rows.
 template <class Code, class Scale>
 struct ExpertWeights {
   ExpertMatrix<Code, Scale> w13;   ///< [L, 2I or I, H]
   ExpertMatrix<Code, Scale> w2;    ///< [L, H, I]
   std::int64_t unset_expert = -1;  ///< a local expert whose weights the owner of the memory was never given, or -1. Layers refuse it
+  ExpertNormWeights norm = {};     ///< equal on all ranks
 };
 
 /// The weight view that a composition of Config and Quant takes.

@@ -5,7 +5,8 @@
 //
 // Work is divided so that no two threads write the same place and every sum has one order, whatever the thread count:
 //   first product + activation: tasks (expert, block of intermediate columns);
-//   second product + weighted sum: tasks (block of hidden columns), experts in ascending order within a task.
+//   second product + weighted sum: tasks (block of hidden columns), experts in ascending order within a task;
+//   with a norm of the experts' outputs: the second product of all slots, their norms, the weighted sum in the same order.
 #pragma once
 
 #include <dnnl.h>
@@ -21,6 +22,7 @@
 #include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/common/host_rows.hpp"
+#include "moe/experts/common/output_norm.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/facts.hpp"
 
@@ -29,6 +31,7 @@ namespace moe::experts {
 struct OneDnn : AnyComposition {
   static constexpr char const* kName = "onednn";
   using Space = space::host;
+  static constexpr bool kNormalisesOutput = true;
   struct Params {
     int num_threads = 0;  ///< 0: omp_get_max_threads(). Threads wait in HostPool; OMP_WAIT_POLICY is ignored
   };
@@ -167,19 +170,31 @@ class OneDnn::Kernel {
       }
     });
     first_product();
-    second_product(
-        [&](std::int64_t column, std::int64_t width) {
-          for (std::int64_t r = 0; r < rows; ++r) {
-            std::fill_n(row_ptr(y, r) + column, width, 0.0F);
-          }
-        },
-        [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
-          float const w = on_input ? 1.0F : slots_.weight[slot];
-          float* out = row_ptr(y, slots_.token[slot]) + column;
-          for (std::int64_t i = 0; i < width; ++i) {
-            out[i] += w * product[i];
-          }
+    auto const clear = [&](std::int64_t column, std::int64_t width) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        std::fill_n(row_ptr(y, r) + column, width, 0.0F);
+      }
+    };
+    auto const add = [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
+      float const w = on_input ? 1.0F : slots_.weight[slot];
+      float* out = row_ptr(y, slots_.token[slot]) + column;
+      for (std::int64_t i = 0; i < width; ++i) {
+        out[i] += w * product[i];
+      }
+    };
+    if constexpr (kExpertNorm<Config> != ExpertNorm::none) {
+      if (weights_.norm.given()) {
+        normalised_outputs([&](std::int64_t s) { return x_ + s * shape_.hidden(); });  // the first product has read the inputs
+        std::int64_t const hidden = shape_.hidden();
+        each((hidden + block2_ - 1) / block2_, 1, [&](std::int64_t task, int) {
+          std::int64_t const column = task * block2_, width = std::min(block2_, hidden - column);
+          clear(column, width);
+          for (std::int64_t s = 0; s < slots; ++s) add(s, column, width, x_ + s * hidden + column);
         });
+        return;
+      }
+    }
+    second_product(clear, add);
   }
 
   /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32; other rows are left as they are.
@@ -198,11 +213,11 @@ class OneDnn::Kernel {
       }
     });
     first_product();
-    second_product([](std::int64_t, std::int64_t) {},
-                   [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
-                     std::int64_t const e = slots_.token[slot];
-                     std::copy_n(product, width, row_ptr(y, e, slot - slots_.offset[e]) + column);
-                   });
+    auto const row_of = [&](std::int64_t slot) { return row_ptr(y, slots_.token[slot], slot - slots_.offset[slots_.token[slot]]); };
+    if constexpr (kExpertNorm<Config> != ExpertNorm::none) {
+      if (weights_.norm.given()) return normalised_outputs(row_of);
+    }
+    outputs(row_of);
   }
 
  private:
@@ -304,6 +319,20 @@ class OneDnn::Kernel {
                                            scales_ + t * Quant::scale_cols(width));
       });
     }
+  }
+
+  /// row(slot) becomes W2 h[slot] + b2, all slots.
+  template <class Row>
+  void outputs(Row const& row) const {
+    second_product([](std::int64_t, std::int64_t) {}, [&](std::int64_t slot, std::int64_t column, std::int64_t width,
+                                                          float const* product) { std::copy_n(product, width, row(slot) + column); });
+  }
+  /// The same, through the norm of the experts' outputs.
+  template <class Row>
+  void normalised_outputs(Row const& row) const {
+    outputs(row);
+    each(slots_.offset[num_local_], kSlotGrain,
+         [&](std::int64_t s, int) { detail::normalise_output(weights_.norm, row(s), shape_.hidden()); });
   }
 
   /// For every block of hidden columns: clear(column, width), then emit(slot, column, width, W2 h[slot] + b2) in ascending slot order.

@@ -12,6 +12,7 @@
 #include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/common/host_rows.hpp"
+#include "moe/experts/common/output_norm.hpp"
 #include "moe/experts/weights.hpp"
 
 namespace moe::experts {
@@ -21,6 +22,7 @@ struct Reference : AnyComposition {
   static constexpr char const* kName = "reference";
   using Space = space::host;
   static constexpr bool kBatchInvariant = true;
+  static constexpr bool kNormalisesOutput = true;
   struct Params {};
 
   template <class Config, class Quant, ActivationFormat Format>
@@ -127,7 +129,8 @@ struct Reference : AnyComposition {
                                     static_cast<Accumulate>(bias != nullptr ? bias[n] : 0.0F));
       }
     }
-    /// s.out = W2_e · act(W13_e · (in_scale · s.x)); the scale is linear up to the activation, so it multiplies the first product.
+    /// s.out = W2_e · act(W13_e · (in_scale · s.x)), through the norm that the weights may have; the scale is linear up to the activation,
+    /// so it multiplies the first product.
     void feed_forward(std::int64_t e, Scratch const& s, float in_scale) const {
       linear(weights_.w13, e, s.x, in_scale, s.weight, s.h13);
       std::int64_t const width = shape_.intermediate();
@@ -142,6 +145,9 @@ struct Reference : AnyComposition {
         detail::requantize_row<Quant, typename Config::Act>(quant_, s.h, width, s.codes, s.scales);
       }
       linear(weights_.w2, e, s.h, 1.0F, s.weight, s.out);
+      if constexpr (kExpertNorm<Config> != ExpertNorm::none) {
+        if (weights_.norm.given()) detail::normalise_output(weights_.norm, s.out, shape_.hidden());
+      }
     }
 
     Shape<Config> shape_;

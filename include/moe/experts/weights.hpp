@@ -52,6 +52,13 @@ class WeightStore {
     store_bias(w13_, local, b13);
     store_bias(w2_, local, b2);
   }
+  /// The norm of every expert's output, scale [hidden] on the host. A layer takes it if Config::expert_norm says so.
+  void set_norm(float const* scale, float eps) {
+    check_source("norm", scale, w2_.rows);
+    norm_ = Buffer<float, Space>(w2_.rows);
+    norm_eps_ = eps;
+    Memory<Space>::copy_from_host(norm_.data(), scale, static_cast<std::size_t>(w2_.rows) * sizeof(float));
+  }
   /// Calls visit(name, view) for every array that holds a part of each expert, codes first, then scales, then biases: [L, …] views of this
   /// object's memory, one expert after the other. For moving experts between ranks; all experts then count as set.
   template <class Visit>
@@ -74,7 +81,10 @@ class WeightStore {
   /// The view that a composition takes; valid as long as this object. A layer refuses it unless every expert was set before.
   ExpertWeights<Code, Scale> view() const {
     auto const unset = std::find(is_set_.begin(), is_set_.end(), false);
-    return {view_of(w13_), view_of(w2_), unset == is_set_.end() ? -1 : unset - is_set_.begin()};
+    return {view_of(w13_),
+            view_of(w2_),
+            unset == is_set_.end() ? -1 : unset - is_set_.begin(),
+            {make_vector(norm_.data(), norm_.size()), norm_eps_}};
   }
 
  private:
@@ -146,6 +156,8 @@ class WeightStore {
   std::int64_t num_local_;
   Matrix w13_;
   Matrix w2_;
+  Buffer<float, Space> norm_;  // [hidden], or empty
+  float norm_eps_ = 0.0F;
   std::vector<bool> is_set_;
   std::vector<float> wide_;
   std::vector<Code> codes_;

@@ -2,6 +2,7 @@
 // layer/construction.hpp: the construction of a layer: its checks, the agreement of its ranks, its memory.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -101,8 +102,13 @@ std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Par
     check_constants(p.activation);
     check_mapping(p.placement, p.backend);
     check_local_experts(weights, all_experts(p.placement), comm.rank(), comm.size());
+    check_expert_norm(weights.norm, shape_.hidden());
   });
-  agree_on_fingerprint(comm, layer_fingerprint<Config, Backend>(shape_, router_, p.quantization, p.activation, p.placement));
+  Fingerprint choices = layer_fingerprint<Config, Backend>(shape_, router_, p.quantization, p.activation, p.placement);
+  if constexpr (kExpertNorm<Config> != ExpertNorm::none) {
+    choices.add("norm of the experts' outputs: eps", weights.norm.given() ? digits(weights.norm.eps) : "none");
+  }
+  agree_on_fingerprint(comm, choices);
   return p.max_tokens_per_rank;
 }
 
@@ -212,6 +218,25 @@ void Layer<C>::check_local_experts(Weights const& weights, ExpertPlacement const
     throw Error(ErrorCode::argument,
                 text("expert weights: ", held, " experts, the placement gives rank ", rank, batched ? " exactly " : " ", owned));
   }
+}
+
+/// Weights with a norm of the experts' outputs, or without one, against what Config and the experts say of it.
+template <class C>
+void Layer<C>::check_expert_norm(ExpertNormWeights const& norm, std::int64_t hidden) {
+  constexpr ExpertNorm kStated = kExpertNorm<Config>;
+  auto const fail = [](ErrorCode code, auto const&... words) { throw Error(code, text("expert weights: ", words...)); };
+  if (!norm.given()) {
+    if (kStated == ExpertNorm::always) fail(ErrorCode::argument, "norm is missing, and the layer's configuration has expert_norm");
+    return;
+  }
+  if (kStated == ExpertNorm::none) fail(ErrorCode::config, "norm is given, and the layer's configuration has no expert_norm");
+  if (!facts::normalises_output<Experts>()) {
+    fail(ErrorCode::unsupported, "norm: ", Experts::kName, " cannot normalise an expert's output before the weighted sum. ",
+         "Fix: choose experts that declare kNormalisesOutput, as the reference experts do");
+  }
+  if (norm.scale.extent(0) != hidden) fail(ErrorCode::argument, "norm has ", norm.scale.extent(0), " elements, expected ", hidden);
+  if (norm.scale.data_handle() == nullptr) fail(ErrorCode::argument, "norm is a null pointer for ", hidden, " elements");
+  if (!(norm.eps > 0.0F && norm.eps < HUGE_VALF)) fail(ErrorCode::config, "norm: eps ", norm.eps, " is not above 0 and finite");
 }
 
 template <class C>

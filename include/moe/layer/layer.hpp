@@ -167,6 +167,7 @@ class Layer {
   void check_monolithic() const;
   Shape<typename Parts<C>::Config> exchange_shape() const;
   void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
+  static void check_expert_norm(ExpertNormWeights const& norm, std::int64_t hidden);
   static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
   void take_shared(Comm const& comm, Params const& p);
   static bool sums_by_rank(typename Backend::Params const& backend);

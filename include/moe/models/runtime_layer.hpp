@@ -12,6 +12,7 @@ struct RuntimeLayer : LayerDefaults {
   using Act = ActType;
   using Weight = WeightType;
   using Activation = activation::Any;
+  static constexpr ExpertNorm expert_norm = ExpertNorm::if_given;
 };
 
 }  // namespace moe::models

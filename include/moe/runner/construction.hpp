@@ -65,6 +65,7 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
       })) {
   detail::build(comm, [&] {
     check(p);
+    check_expert_norm(experts.norm, p);
     take_memory(p);
   });
   detail::agree_on_construction(comm);
@@ -156,6 +157,22 @@ void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
   int const zero = facts::num_zero_experts(router);
   if (!kHasZeroExperts && zero > 0) {
     throw Error(ErrorCode::config, text("zero experts: the router has ", zero, ", the runner adds none. Set ZeroExperts of its parts"));
+  }
+}
+
+/// E_UNSUPPORTED where the layer's rows are not whole outputs of experts, which a norm of them needs.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::check_expert_norm(ExpertNormWeights const& norm, [[maybe_unused]] Params const& p) const {
+  if (!norm.given()) return;
+  auto const refuse = [](auto const&... words) {
+    throw Error(ErrorCode::unsupported, text("norm of the experts' outputs: an output is normalised as a whole, and ", words...));
+  };
+  if constexpr (kParallel) {
+    int const parts = p.parallel.moe.moe_tp_size;
+    if (parts > 1) refuse(parts, " tensor-parallel ranks hold a part of each expert. Fix: expert parallelism, or no tensor parallelism");
+  }
+  if (kernel_hidden_ > sizes_.expert_hidden) {
+    refuse("expert_hidden ", sizes_.expert_hidden, " is padded to ", kernel_hidden_, " columns. Fix: a layer of that hidden");
   }
 }
 

@@ -296,6 +296,7 @@ class Runner {
   Part<Policy> transform(char const* name, typename Policy::Params const& p, std::int64_t in, std::int64_t out);
   void take_memory(Params const& p);
   void check(Params const& p) const;
+  void check_expert_norm(ExpertNormWeights const& norm, Params const& p) const;
 
   /// Whether the shared experts of a forward of `rows` rows run between the halves of an exchange; with a side stream they begin before it.
   bool shared_waits([[maybe_unused]] std::int64_t rows) const {

@@ -38,6 +38,9 @@ MOE_RULE(
 MOE_RULE(ExpertsSupportActivation,
          "moe: the experts kernel has no path for this activation. "
          "Fix: choose experts that support it; reference experts support every activation (docs/errors.md#experts-activation)");
+MOE_RULE(ExpertsNormaliseOutput,
+         "moe: the model normalises each expert's output before the weighted sum, and the experts kernel sums without a norm. "
+         "Fix: choose experts that declare kNormalisesOutput, as the reference experts do (docs/errors.md#expert-norm)");
 MOE_RULE(ExpertsSupportElement,
          "moe: the experts kernel has no path for this element type of activations and weights. "
          "Fix: set Act and Weight of the layer configuration to types that the experts list (docs/errors.md#experts-element)");
@@ -157,9 +160,11 @@ struct ExchangeVerdicts {
   using BackendElement = Verdict<rules::BackendCarriesElement, facts::carries_element<Backend, Act>(), Backend, Act>;
   using ExpertsActivation = Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(),
                                     Experts, typename Config::Activation>;
+  using ExpertsNorm = Verdict<rules::ExpertsNormaliseOutput,
+                              kExpertNorm<Config> != ExpertNorm::always || facts::normalises_output<Experts>(), Experts, Config>;
   using ReducedOnce = Verdict<rules::ReducedExactlyOnce, Backend::kReduction == Experts::reduction(kFormat), Value<Backend::kReduction>,
                               Value<Experts::reduction(kFormat)>>;
-  using all = std::tuple<SameSpace, Format, ExpertsElement, BackendElement, ExpertsActivation, ReducedOnce>;
+  using all = std::tuple<SameSpace, Format, ExpertsElement, BackendElement, ExpertsActivation, ExpertsNorm, ReducedOnce>;
 };
 
 /// The rules that quantisation and experts decide with the dimensions of Config.
@@ -194,7 +199,7 @@ struct Verdicts {
       Verdict<rules::TopKInBounds, topk_in_bounds(Config::topk, Config::num_experts), Value<Config::topk>, Value<Config::num_experts>,
               Value<kMaxTopK>>,
       typename Exchange::ExpertsElement, typename Exchange::BackendElement, typename Exchange::ExpertsActivation,
-      typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,
+      typename Exchange::ExpertsNorm, typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,
       Verdict<rules::WeightOnInputNeedsTopKOne, weight_on_input_fits(Router::kWeightOnInput, Backend::kFormat, Config::topk), Router,
               Value<Config::topk>, Value<1>>,
       Verdict<rules::RowsAligned, rows_aligned(Experts::Space::kKind, Config::hidden, sizeof(Act)), Value<Config::hidden>,

@@ -203,6 +203,17 @@ constexpr bool takes([[maybe_unused]] Kind kind, [[maybe_unused]] bool weight_on
   }
 }
 
+/// Experts::kNormalisesOutput: where Config::expert_norm is not none and the weights have a norm (ExpertWeights::norm), each expert's
+/// output goes through it before the router's weight. Default: they sum as they multiply, and weights with a norm are refused.
+template <class Experts>
+constexpr bool normalises_output() {
+  if constexpr (requires { Experts::kNormalisesOutput; }) {
+    return Experts::kNormalisesOutput;
+  } else {
+    return false;
+  }
+}
+
 /// Kernel::kSkipsForeignIds: apply() looks at ids of [0, local experts) only, so one rank's ids need no change. Default: it does not.
 template <class Kernel>
 constexpr bool skips_foreign_ids() {

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/experts_norm_test.cpp: a norm of each expert's output before the weighted sum (Muse-Spark): the host experts against the
+// definition, and what a layer, a runner and a store refuse.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "expect_close.hpp"
+#include "expect_error.hpp"
+#include "moe/activation/activation.hpp"
+#include "moe/backends/no_expert_parallel.hpp"
+#include "moe/experts/monolithic.hpp"
+#include "moe/experts/onednn.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/int8_per_token.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/runner/host/primitives.hpp"
+#include "moe/runner/runner.hpp"
+#include "numbers.hpp"
+
+namespace {
+
+using namespace moe;
+using moe_test::expect_close;
+using moe_test::expect_error;
+using moe_test::normal;
+using quantization::None;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kEps = 0.02F;
+
+struct Plain : LayerDefaults {
+  using Activation = activation::Any;
+};
+struct Normed : Plain {
+  static constexpr ExpertNorm expert_norm = ExpertNorm::always;
+};
+using IfGiven = models::RuntimeLayer<float, float>;
+
+struct Sizes {
+  std::int64_t rows, hidden, intermediate;
+  int experts = 5, topk = 3;
+  bool on_input = false;
+};
+template <class Config, class Quant = None>
+experts::WeightStore<Config, Quant> store(Sizes const& s, bool normed) {
+  experts::WeightStore<Config, Quant> out(s.experts, s.hidden, s.intermediate, true);
+  for (int e = 0; e < s.experts; ++e) {
+    out.set_expert(e, normal(10 + e, 2 * s.intermediate * s.hidden, 0.3F).data(), normal(50 + e, s.hidden * s.intermediate, 0.3F).data());
+    out.set_bias(e, normal(90 + e, 2 * s.intermediate, 0.3F).data(), normal(95 + e, s.hidden, 0.3F).data());
+  }
+  if (normed) out.set_norm(normal(5, s.hidden).data(), kEps);
+  return out;
+}
+template <class Config>
+Shape<Config> shape(Sizes const& s) {
+  return Shape<Config>({s.hidden, s.intermediate, s.experts, s.topk, s.on_input});
+}
+struct Routing {
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+/// Row r chooses the experts r, r + 1, …, and -1 once among them.
+Routing routing_of(Sizes const& s) {
+  Routing out{{}, normal(3, s.rows * s.topk)};
+  for (std::int64_t r = 0; r < s.rows; ++r) {
+    for (int j = 0; j < s.topk; ++j) out.ids.push_back(r % 3 == j ? kNoExpert : static_cast<std::int32_t>((r + j) % s.experts));
+  }
+  return out;
+}
+
+template <class Policy, class Config, class Quant = None>
+std::vector<float> standard(Sizes const& s, std::vector<float> const& x, bool normed) {
+  Arena<space::host> arena;
+  auto const weights = store<Config, Quant>(s, normed);
+  typename Policy::template Kernel<Config, None, ActivationFormat::standard> kernel(shape<Config>(s), weights.view(), s.rows, {}, {}, {},
+                                                                                    arena);
+  Routing const routing = routing_of(s);
+  std::vector<float> y(x.size(), kNan);
+  kernel.apply({make_rows(x.data(), s.rows, s.hidden), make_rows(static_cast<float const*>(nullptr), s.rows, 0),
+                make_rows(routing.ids.data(), s.rows, s.topk), make_rows(routing.weights.data(), s.rows, s.topk)},
+               make_rows(y.data(), s.rows, s.hidden), HostStream{});
+  return y;
+}
+/// Every row through every expert, [E, rows, H], unweighted; expert e gets its last e rows not at all.
+template <class Policy, class Config>
+std::vector<float> batched(Sizes const& s, std::vector<float> const& x, bool normed) {
+  Arena<space::host> arena;
+  auto const weights = store<Config>(s, normed);
+  typename Policy::template Kernel<Config, None, ActivationFormat::batched> kernel(shape<Config>(s), weights.view(), s.rows, {}, {}, {},
+                                                                                   arena);
+  std::vector<float> all;
+  std::vector<std::int32_t> counts;
+  for (int e = 0; e < s.experts; ++e) {
+    all.insert(all.end(), x.begin(), x.end());
+    counts.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(s.rows - e, 0)));
+  }
+  std::vector<float> y(all.size(), 0.0F);
+  kernel.apply(
+      {make_blocks<dynamic, float const>(all.data(), s.experts, s.rows, s.hidden),
+       make_blocks(static_cast<float const*>(nullptr), s.experts, s.rows, 0), make_vector<std::int32_t const>(counts.data(), s.experts)},
+      make_blocks(y.data(), s.experts, s.rows, s.hidden), HostStream{});
+  return y;
+}
+/// s·y / sqrt(mean((s·y)²) + eps) of each row.
+std::vector<float> normalised(std::vector<float> y, std::int64_t hidden) {
+  std::vector<float> const scale = normal(5, hidden);
+  auto const h = static_cast<std::size_t>(hidden);
+  for (std::size_t first = 0; first < y.size(); first += h) {
+    long double squares = 0;
+    for (std::size_t i = 0; i < h; ++i) squares += std::pow(static_cast<long double>(y[first + i]) * scale[i], 2);
+    long double const root = std::sqrt(squares / static_cast<long double>(h) + kEps);
+    for (std::size_t i = 0; i < h; ++i) y[first + i] = static_cast<float>(y[first + i] * scale[i] / root);
+  }
+  return y;
+}
+/// The weighted sum of normalised outputs, each computed alone without a norm.
+std::vector<float> definition(Sizes const& s, std::vector<float> const& x) {
+  Sizes one{.rows = 1, .hidden = s.hidden, .intermediate = s.intermediate, .experts = s.experts};
+  Routing const routing = routing_of(s);
+  std::vector<float> y(x.size());
+  auto const h = static_cast<std::size_t>(s.hidden);
+  for (std::size_t slot = 0; slot < routing.ids.size(); ++slot) {
+    if (routing.ids[slot] < 0) continue;
+    std::size_t const row = slot / static_cast<std::size_t>(s.topk) * h, e = static_cast<std::size_t>(routing.ids[slot]) * h;
+    float const w = routing.weights[slot];
+    std::vector<float> in(x.begin() + static_cast<std::ptrdiff_t>(row), x.begin() + static_cast<std::ptrdiff_t>(row + h));
+    for (float& v : in) v *= s.on_input ? w : 1.0F;
+    // expert e of batched() gets a row if there are more than e: repeat this one
+    one.rows = s.experts;
+    std::vector<float> rows;
+    for (int i = 0; i < s.experts; ++i) rows.insert(rows.end(), in.begin(), in.end());
+    std::vector<float> const out = normalised(batched<experts::Reference<double>, Plain>(one, rows, false), s.hidden);
+    for (std::size_t i = 0; i < h; ++i) y[row + i] += (s.on_input ? 1.0F : w) * out[e * static_cast<std::size_t>(s.experts) + i];
+  }
+  return y;
+}
+
+template <class Policy>
+class NormOn : public testing::Test {};
+using HostExperts = testing::Types<experts::Reference<>, experts::Reference<double>, experts::OneDnn>;
+TYPED_TEST_SUITE(NormOn, HostExperts);
+
+TYPED_TEST(NormOn, EachOutputIsNormalisedBeforeItIsWeighted) {
+  for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{7, 72, 40}, Sizes{70, 48, 16}, Sizes{7, 24, 16, 5, 3, true}, Sizes{9, 600, 328, 3, 2}}) {
+    SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.hidden);
+    std::vector<float> const x = normal(7, s.rows * s.hidden), want = definition(s, x);
+    expect_close(standard<TypeParam, Normed>(s, x, true), want, 4e-6F);
+    expect_close(standard<TypeParam, IfGiven>(s, x, true), want, 4e-6F);
+  }
+}
+TYPED_TEST(NormOn, BatchesAreNormalisedRowByRow) {
+  for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{33, 72, 40}}) {
+    std::vector<float> const x = normal(7, s.rows * s.hidden);
+    expect_close(batched<TypeParam, Normed>(s, x, true), normalised(batched<experts::Reference<double>, Plain>(s, x, false), s.hidden),
+                 4e-6F);
+  }
+}
+TYPED_TEST(NormOn, WithoutOneTheBitsAreThoseOfALayerThatHasNone) {
+  Sizes const s{33, 72, 40};
+  std::vector<float> const x = normal(7, s.rows * s.hidden);
+  EXPECT_EQ((standard<TypeParam, IfGiven>(s, x, false)), (standard<TypeParam, Plain>(s, x, false)));
+  EXPECT_EQ((batched<TypeParam, IfGiven>(s, x, false)), (batched<TypeParam, Plain>(s, x, false)));
+}
+TYPED_TEST(NormOn, NoRowsNoZerosNoOverflow) {
+  EXPECT_TRUE((standard<TypeParam, Normed>({0, 24, 16}, {}, true)).empty());
+  Sizes const s{4, 24, 16};
+  for (float size : {1e18F, 1e-30F}) {  // squares that leave float32
+    std::vector<float> x = normal(7, s.rows * s.hidden);
+    for (float& v : x) v *= size;
+    for (float v : standard<TypeParam, Normed>(s, x, true)) ASSERT_TRUE(std::isfinite(v)) << size;
+  }
+}
+TEST(Norm, ARowOfTheReferenceDoesNotDependOnTheOthers) {
+  Sizes const s{33, 72, 40};
+  std::vector<float> const x = normal(7, s.rows * s.hidden);
+  auto const first = [](std::vector<float> const& v) { return std::vector<float>(v.begin(), v.begin() + 72); };
+  auto const alone = batched<experts::Reference<>, Normed>({1, 72, 40}, first(x), true);
+  EXPECT_EQ(first(alone), first(batched<experts::Reference<>, Normed>(s, x, true)));
+}
+
+// ---- what a layer refuses
+
+constexpr Sizes kLayer{8, 24, 16, 4, 2};
+
+template <class Config, class Experts = experts::Reference<>>
+using LayerOf = ModularKernel<Config, routing::AnyRouter, None, backends::NoExpertParallel<>, Experts>;
+template <class Layer>
+typename Layer::Params params() {
+  return {.shape = {kLayer.hidden, kLayer.intermediate, kLayer.experts, kLayer.topk, false},
+          .max_tokens_per_rank = kLayer.rows,
+          .placement = ExpertPlacement(kLayer.experts, 1),
+          .router = {.num_experts = kLayer.experts, .topk = kLayer.topk}};
+}
+template <class Config, class Experts = experts::Reference<>, class Change>
+void construct(bool normed, Change&& change) {
+  using Layer = LayerOf<Config, Experts>;
+  comm::Self<> self;
+  auto const weights = store<Config>(kLayer, normed);
+  auto view = weights.view();
+  change(view.norm);
+  Layer layer(self, view, params<Layer>());
+}
+constexpr auto kAsItIs = [](ExpertNormWeights&) {};
+
+/// Experts that do not say that they compute it.
+struct Silent : experts::Reference<> {
+  static constexpr char const* kName = "silent";
+  static constexpr bool kNormalisesOutput = false;
+};
+
+TEST(Norm, ALayerTakesTheWeightsThatItsConfigurationStates) {
+  construct<Normed>(true, kAsItIs);
+  construct<Normed, experts::OneDnn>(true, kAsItIs);
+  construct<Normed, experts::Monolithic<experts::Reference<>>>(true, kAsItIs);
+  construct<IfGiven>(true, kAsItIs);
+  construct<IfGiven>(false, kAsItIs);
+  construct<IfGiven, Silent>(false, kAsItIs);
+  expect_error(ErrorCode::argument, "expert weights: norm is missing, and the layer's configuration has expert_norm",
+               [] { construct<Normed>(false, kAsItIs); });
+  expect_error(ErrorCode::config, "expert weights: norm is given, and the layer's configuration has no expert_norm",
+               [] { construct<Plain>(true, kAsItIs); });
+  expect_error(ErrorCode::unsupported,
+               "silent cannot normalise an expert's output before the weighted sum. Fix: choose experts that declare",
+               [] { construct<IfGiven, Silent>(true, kAsItIs); });
+}
+TEST(Norm, ALayerRefusesANormOfAnotherShape) {
+  expect_error(ErrorCode::argument, "expert weights: norm has 23 elements, expected 24",
+               [] { construct<Normed>(true, [](ExpertNormWeights& n) { n.scale = make_vector(n.scale.data_handle(), 23); }); });
+  expect_error(ErrorCode::argument, "expert weights: norm is a null pointer for 24 elements",
+               [] { construct<Normed>(true, [](ExpertNormWeights& n) { n.scale = make_vector<float const>(nullptr, 24); }); });
+  for (float eps : {0.0F, -1.0F, kNan, HUGE_VALF}) {
+    expect_error(ErrorCode::config, "expert weights: norm: eps",
+                 [&] { construct<Normed>(true, [&](ExpertNormWeights& n) { n.eps = eps; }); });
+  }
+  auto weights = store<Normed>(kLayer, false);
+  expect_error(ErrorCode::argument, "norm is a null pointer", [&] { weights.set_norm(nullptr, kEps); });
+}
+TEST(Norm, TheRuleAsksTheExperts) {
+  using rules::ExpertsNormaliseOutput;
+  using Local = backends::NoExpertParallel<>;
+  EXPECT_STREQ((Composition<Normed, routing::AnyRouter, None, Local, Silent>::reason()), ExpertsNormaliseOutput::kSentence);
+  EXPECT_EQ((Composition<Normed, routing::AnyRouter, None, Local, experts::OneDnn>::reason()), nullptr);
+  EXPECT_EQ((Composition<IfGiven, routing::AnyRouter, None, Local, Silent>::reason()), nullptr) << "the weights decide";
+  EXPECT_EQ((Composition<Plain, routing::AnyRouter, None, Local, Silent>::reason()), nullptr);
+}
+
+// ---- what a runner refuses
+
+struct Grid : RunnerDefaults {
+  using Parallel = runner::parallel::Groups<comm::Self<>>;
+};
+template <class Parts>
+void build(std::int64_t expert_hidden, int moe_tp_size) {
+  using Layer = LayerOf<Normed>;
+  using Block = Runner<Layer, Parts>;
+  comm::Self<> self;
+  auto const weights = store<Normed>(kLayer, true);
+  typename Block::Params p{.layer = params<Layer>()};
+  p.expert_hidden = p.hidden = expert_hidden;
+  if constexpr (requires { p.parallel.moe; }) p.parallel.moe.moe_tp_size = moe_tp_size;
+  Block block(self, weights.view(), p);
+}
+TEST(Norm, ARunnerNeedsWholeOutputs) {
+  build<RunnerDefaults>(kLayer.hidden, 1);
+  build<Grid>(kLayer.hidden, 1);
+  expect_error(ErrorCode::unsupported, "an output is normalised as a whole, and expert_hidden 20 is padded to 24 columns",
+               [] { build<RunnerDefaults>(20, 1); });
+  expect_error(ErrorCode::unsupported, "an output is normalised as a whole, and 2 tensor-parallel ranks hold a part of each expert",
+               [] { build<Grid>(kLayer.hidden, 2); });
+}
+
+}  // namespace
