@@ -32,19 +32,10 @@ inline std::vector<std::filesystem::path> golden_entries(std::string const& fold
   return entries;
 }
 
-/// The block files that are computed.
+/// The block files.
 inline std::vector<std::filesystem::path> golden_blocks() {
   std::vector<std::filesystem::path> files = golden_entries("moe_blocks");
   std::erase_if(files, [](auto const& path) { return path.extension() != ".safetensors"; });
-  return files;
-}
-
-/// The block files, also those of blocks that are read but not computed.
-inline std::vector<std::filesystem::path> block_files() {
-  std::vector<std::filesystem::path> files = golden_blocks();
-  for (auto const& entry : std::filesystem::directory_iterator(std::filesystem::path(MOE_TEST_DATA) / "not_computed" / "moe_blocks")) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-  }
   return files;
 }
 

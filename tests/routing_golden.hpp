@@ -165,7 +165,7 @@ TEST_P(RoutingGolden, IdsAsSetsAndWeights) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Blocks, RoutingGolden, testing::ValuesIn(moe_test::block_files()),
+INSTANTIATE_TEST_SUITE_P(Blocks, RoutingGolden, testing::ValuesIn(moe_test::golden_blocks()),
                          [](auto const& info) { return info.param.stem().string(); });
 
 }  // namespace

@@ -132,8 +132,6 @@ def computed(block, hidden):
 
 def refused(name, family, layer):
     """Part of the error where the tool does not compute the layer."""
-    if family.not_computed:
-        return "E_UNSUPPORTED"
     return "its router adds the router states of layer" if name == "zaya" and layer > 0 else None
 
 

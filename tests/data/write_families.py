@@ -65,11 +65,10 @@ class Family:
     """One model type. `dense_first`: how the configuration of the checkpoint makes its first layer dense; None where it cannot."""
 
     def __init__(self, package, model, config, fields, metadata, dense_first="mlp_layer_types", block="mlp", prefix="model.layers",
-                 whole=None, gate_up=1.0, not_computed=False, seed=0, wrap=None, narrow=None, experts=EXPERTS, topk=TOPK,
+                 whole=None, gate_up=1.0, seed=0, wrap=None, narrow=None, experts=EXPERTS, topk=TOPK,
                  described=True):
         self.package, self.model, self.config_class, self.fields, self.metadata = package, model, config, fields, metadata
         self.dense_first, self.block, self.prefix, self.whole, self.gate_up = dense_first, block, prefix, whole, gate_up
-        self.not_computed = not_computed
         self.wrap = wrap  # name of a class below that makes the block one of hidden states alone, with a router
         self.narrow = narrow  # fields of the checkpoint alone: its experts are narrower than those of the block file
         self.experts, self.topk = experts, topk
@@ -189,7 +188,7 @@ FAMILIES = {
                 "rms_norm_eps": 0.01, "post_norm_eps": 0.02},
         SIGMOID | FUSED | {"norm_topk_prob": "true", "renorm_eps": "1e-15", "routed_scaling_factor": "1.5", "latent_size": "24",
                            "latent_input_norm": "rmsnorm(x)*(1+w)", "expert_output_norm": "rmsnorm((1+w)*y)", "expert_norm_eps": "0.02",
-                           "router_logit_scale": "0.7"}, prefix="layers", not_computed=True),
+                           "router_logit_scale": "0.7"}, prefix="layers"),
     "qwen3_omni_moe_talker_text": Family(
         "qwen3_omni_moe", "Qwen3OmniMoeTalkerModel", "Qwen3OmniMoeTalkerTextConfig",
         BASE | {"num_experts": EXPERTS, "shared_expert_intermediate_size": 24, "norm_topk_prob": True}, QWEN_SHARED | FUSED,
@@ -647,12 +646,11 @@ def main():
     for number, (name, family) in enumerate(FAMILIES.items()):
         if options.families and name not in options.families:
             continue
-        folder = ROOT / "not_computed" if family.not_computed else ROOT
         case, tensors, metadata = write_block(name, family, number)
         config, kept, results = write_checkpoint(name, family, number)
         if family.described:
             entries[name] = field_entry(name, family, number)
-        block, checkpoint = folder / "moe_blocks" / f"{case}.safetensors", folder / "checkpoints" / f"{stem(name)}_tiny"
+        block, checkpoint = ROOT / "moe_blocks" / f"{case}.safetensors", ROOT / "checkpoints" / f"{stem(name)}_tiny"
         if options.check:
             problems += same(tensors, loaded(block), block.name) + same(kept, loaded(checkpoint / "model.safetensors"), checkpoint.name)
             problems += same(results, loaded(checkpoint / "moe_io.safetensors"), f"{checkpoint.name}/moe_io")

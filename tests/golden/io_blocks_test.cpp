@@ -138,12 +138,13 @@ TEST_P(Block, ARankReadsItsOwnExpertsOnly) {
   EXPECT_LE(parts[1], parts[0]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, Block, ::testing::ValuesIn(block_files()), [](auto const& param) { return param.param.stem().string(); });
+INSTANTIATE_TEST_SUITE_P(Golden, Block, ::testing::ValuesIn(golden_blocks()),
+                         [](auto const& param) { return param.param.stem().string(); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Block);
 
 TEST(Block, M10_TheSharedExpertsGateIsPartOfTheOutput) {
   int gated = 0;
-  for (fs::path const& path : block_files()) {
+  for (fs::path const& path : golden_blocks()) {
     TensorStore const store(path);
     auto w = load_block<float>(store);
     if (w.description.shared.gate != SharedGate::sigmoid) continue;
@@ -163,14 +164,12 @@ TEST(Block, M10_TheSharedExpertsGateIsPartOfTheOutput) {
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 /// The folder of a checkpoint: in the reference data, or in this project's selection, which has additional ones.
 fs::path checkpoint_directory(std::string const& name) {
-  fs::path const data(MOE_TEST_DATA), whole = moe_test::golden_checkpoint(name);
-  return fs::exists(whole) ? whole : data / (fs::exists(data / "checkpoints" / name) ? "checkpoints" : "not_computed/checkpoints") / name;
+  fs::path const whole = moe_test::golden_checkpoint(name);
+  return fs::exists(whole) ? whole : fs::path(MOE_TEST_DATA) / "checkpoints" / name;
 }
 std::vector<std::string> checkpoints() {
   std::set<std::string> names;
-  for (char const* folder : {"checkpoints", "not_computed/checkpoints"}) {
-    for (auto const& entry : fs::directory_iterator(fs::path(MOE_TEST_DATA) / folder)) names.insert(entry.path().filename().string());
-  }
+  for (auto const& entry : fs::directory_iterator(fs::path(MOE_TEST_DATA) / "checkpoints")) names.insert(entry.path().filename().string());
   return {names.begin(), names.end()};
 }
 
@@ -228,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, Checkpoint, ::testing::ValuesIn(checkpoints()),
 TEST(Checkpoint, EveryBlockFileOfTransformers523HasOne) {
   auto const names = checkpoints();
   int count = 0;
-  for (fs::path const& path : block_files()) {
+  for (fs::path const& path : golden_blocks()) {
     if (TensorStore(path).metadata().at("transformers") != "5.23.0") continue;
     std::string const stem = path.stem().string();
     EXPECT_TRUE(std::ranges::count(names, stem.substr(0, stem.rfind("_e")) + "_tiny") == 1) << stem;
@@ -241,7 +240,7 @@ TEST(Checkpoint, EveryBlockFileOfTransformers523HasOne) {
 TEST(Block, EveryModelTypeHasAFile) {
   if (std::getenv("MOE_GOLDEN_DIR") == nullptr) GTEST_SKIP() << "tests/data has a selection";
   std::set<std::string, std::less<>> blocks;
-  for (fs::path const& path : block_files()) blocks.insert(TensorStore(path).metadata().at("model_type"));
+  for (fs::path const& path : golden_blocks()) blocks.insert(TensorStore(path).metadata().at("model_type"));
   for (std::string_view const type : known_model_types()) {
     if (type == "kimi_k2") continue;  // DeepSeek-V3's block under another name
     EXPECT_TRUE(blocks.contains(type)) << type;

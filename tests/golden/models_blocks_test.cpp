@@ -128,7 +128,7 @@ std::vector<std::filesystem::path> files_of(std::string_view preset) {
   std::vector<std::filesystem::path> out;
   for (FilesOf const& of : kFiles) {
     if (of.preset != preset) continue;
-    for (std::filesystem::path const& path : moe_test::block_files()) {
+    for (std::filesystem::path const& path : moe_test::golden_blocks()) {
       std::string const stem = path.stem().string();
       if (stem.starts_with(of.prefix) && stem.find(of.without) == std::string::npos) out.push_back(path);
     }

@@ -13,7 +13,8 @@ BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
 QWEN = DATA / "checkpoints" / "qwen3_moe_tiny"
 # Refused when the weights are read, which on a device is after its selection.
 WEIGHTS = ("wrong_dtype", "missing_expert", "missing_router", "transposed_expert", "nan_logits", "hash_table_with_expert_8",
-           "hash_table_with_expert_-1", "not_computed", "lost_shard", "cut_shard", "ranks_read_other_weights")
+           "hash_table_with_expert_-1", "expert_norm_missing", "expert_norm_of_another_width", "expert_norm_without_eps",
+           "input_norm_missing", "lost_shard", "cut_shard", "ranks_read_other_weights")
 cases = []  # (name, arguments without --output, parts of the message, ranks, exit code)
 
 
@@ -126,6 +127,18 @@ def tensors(folder):
         block("hash_table_with_expert_-1", table_id(-1), table, "expert -1 is out of range [0, 8)")
         block("no_token_ids", lambda t, _: (t.clear(), t.update(good), t.pop("input_ids")), "input_ids")
 
+    # a block whose experts' outputs are normalised
+    good, metadata = read(next((pathlib.Path(os.environ["MOE_TEST_DATA"]) / "moe_blocks").glob("muse_spark_text_*")))
+    norm = next(name for name in good if name.endswith("experts.post_expert_norm.weight"))
+    into = next(name for name in good if name.endswith("pre_expert_norm.weight"))
+    width = good[norm][1][0]
+    block("expert_norm_missing", lambda t, _: t.pop(norm), "E_ARG", f"tensor '{norm}' is missing")
+    block("expert_norm_of_another_width", lambda t, _: t.update({norm: ("F32", [2, width // 2], t[norm][2])}), "E_ARG", norm,
+          f"shape [2, {width // 2}], expected [{width}]")
+    block("expert_norm_without_eps", lambda _, m: m.update(expert_norm_eps="0"), "norm: eps 0 is not above 0")
+    block("expert_norm_of_unknown_form", lambda _, m: m.update(expert_output_norm="layernorm"), "expert_output_norm", "layernorm")
+    block("input_norm_missing", lambda t, _: t.pop(into), "E_ARG", f"tensor '{into}' is missing")
+
 
 def checkpoints(folder):
     io = QWEN / "moe_io.safetensors"
@@ -154,8 +167,6 @@ def checkpoints(folder):
     config("config_cut", lambda c: json.dumps(c)[:100], "JSON")
     config("config_with_biases", lambda c: c.update(mlp_bias=True), "mlp_bias is true, and experts of qwen3_moe have no biases")
 
-    not_computed = next((pathlib.Path(os.environ["MOE_TEST_DATA"]) / "not_computed" / "moe_blocks").glob("*.safetensors"))
-    bad("not_computed", ["block", not_computed], "muse_spark_text", "no experts compute it")
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
     bad("layer_x", layer(QWEN, "x"), '--layer: "x", expected a whole number from ', code=2)

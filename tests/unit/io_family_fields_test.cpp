@@ -295,10 +295,21 @@ TEST(FamilyFields, ABlockThatIsNotComputedIsRefusedWithTheReason) {
                            "of two different tokens",
                            call);
   }
-  // Muse-Spark is read, but not computed.
-  LayerDescription const d = from_config(HfConfig::from_text(families()["muse_spark_text"]["config"].dump(), "c"), 0);
+}
+
+TEST(FamilyFields, MuseSparkNormalisesWhatGoesIntoItsExpertsAndWhatComesOut) {
+  json config = families()["muse_spark_text"]["config"];
+  LayerDescription const d = from_config(HfConfig::from_text(config.dump(), "c"), 0);
   EXPECT_TRUE(d.expert_norm && d.latent_in_norm);
-  moe_test::expect_error(ErrorCode::unsupported, "an RMSNorm of each expert's output can be read", [&] { require_computed(d); });
+  EXPECT_EQ(d.latent, config["moe_hidden_size"].get<int>());
+  EXPECT_FLOAT_EQ(d.expert_norm_eps, config["post_norm_eps"].get<float>());
+  EXPECT_FLOAT_EQ(d.rms_norm_eps, config["rms_norm_eps"].get<float>());
+  for (json const& wrong : {json(0.0), json(-1e-8), json("small")}) {
+    config["post_norm_eps"] = wrong;
+    moe_test::expect_error(ErrorCode::config, "post_norm_eps", [&] { (void)from_config(HfConfig::from_text(config.dump(), "c"), 0); });
+  }
+  config.erase("post_norm_eps");
+  moe_test::expect_error(ErrorCode::config, "post_norm_eps", [&] { (void)from_config(HfConfig::from_text(config.dump(), "c"), 0); });
 }
 
 TEST(FamilyFields, ThePageListsEveryModelType) {

@@ -111,9 +111,7 @@ struct LayerDescription {
   bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
   float rms_norm_eps = 0.0F;  ///< of all norms but expert_norm
-  /// RMSNorm(s * y) of each expert's output y, before the router's weight (Muse-Spark). It is read, but no experts compute it:
-  /// require_computed().
-  bool expert_norm = false;
+  bool expert_norm = false;   ///< RMSNorm(s * y) of each expert's output y, before the router's weight (Muse-Spark): ExpertNormWeights
   float expert_norm_eps = 0.0F;
   Tokens tokens = Tokens::all;
   /// No router: a token's id is the number of its expert, which gets weight 1 (ViTPose, where it is the number of a data set).
@@ -153,13 +151,6 @@ inline activation::Kind ungated_kind(std::string_view spelled, std::string_view 
 }
 
 }  // namespace detail
-
-/// E_UNSUPPORTED if a layer can be described and read, but not computed.
-inline void require_computed(LayerDescription const& d) {
-  if (!d.expert_norm) return;
-  throw Error(ErrorCode::unsupported,
-              one_line("model_type '", d.model_type, "': an RMSNorm of each expert's output can be read, but no experts compute it"));
-}
 
 /// Checks that the fields are consistent with each other. E_CONFIG naming the values.
 inline void validate(LayerDescription const& d, std::string_view label) {

@@ -52,10 +52,7 @@ Rows<T const> matrix(std::vector<T> const& v, std::int64_t rows, std::int64_t co
 /// weights, for example from different versions of a checkpoint.
 template <class Comm, class Weight>
 void check_block(Comm& comm, io::HostLayerWeights<Weight> const& w) {
-  moe::detail::build(comm, [&] {
-    io::require_computed(w.description);
-    activation::validate(w.description.activation.kind, w.description.activation.constants);
-  });
+  moe::detail::build(comm, [&] { activation::validate(w.description.activation.kind, w.description.activation.constants); });
   io::RouterMlp const& mlp = w.router_mlp;
   std::uint64_t hash = fnv1a({});
   auto add = [&](auto const& v) { hash = fnv1a({reinterpret_cast<char const*>(v.data()), v.size() * sizeof v[0]}, hash); };
@@ -64,7 +61,14 @@ void check_block(Comm& comm, io::HostLayerWeights<Weight> const& w) {
     add(*v);
   }
   add(w.hash_table);
-  moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the router's weights (hash)", hash));
+  Fingerprint weights;
+  weights.add("the router's weights (hash)", hash);
+  if (w.description.expert_norm) {
+    hash = fnv1a({});
+    add(w.expert_norm);
+    weights.add("the norm of the experts' outputs (hash)", hash);
+  }
+  moe::detail::agree_on_fingerprint(comm, weights);
 }
 
 /// Views of the weights, which must outlive them.

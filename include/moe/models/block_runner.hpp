@@ -133,6 +133,7 @@ class BlockRunner {
         store_.set_bias(e, w.w13_bias.data() + e * w.w13_rows(), w.w2_bias.data() + e * d().expert_hidden());
       }
     }
+    if (d().expert_norm) store_.set_norm(w.expert_norm.data(), d().expert_norm_eps);
     w.w13 = {};
     w.w2 = {};
     return store_.view();

@@ -29,6 +29,7 @@ std::string fusing_obstacle(io::HostLayerWeights<T> const& w) {
   if (d.shared.gate == io::SharedGate::sigmoid) return "a sigmoid gate is not a routing weight";
   if (d.shared.combination == io::Combination::average) return "the output is an average of routed and shared output";
   if (!same(d.activation, d.shared.activation)) return "their activation is not that of the routed experts";
+  if (d.expert_norm) return "the routed experts' outputs go through a norm";
   if (d.latent > 0) return text("the routed experts have the latent width ", d.latent);
   if (d.router.num_zero_experts > 0) return "the router chooses zero experts";
   if (d.weight_on == io::WeightOn::expert_input && d.output_scaling_factor != 1.0F)

@@ -88,7 +88,6 @@ class LoadedRunner {
 
   Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer, Options const& o) {
     io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer, o.tokens);
-    io::require_computed(d);
     activation::validate(d.activation.kind, d.activation.constants);
     models::match_config<Config>(d, checkpoint.string());
     models::match_parts<typename Runner::Parts>(d, checkpoint.string());
@@ -125,6 +124,7 @@ class LoadedRunner {
         store.set_bias(l, b13.data(), b2.data());
       }
     }
+    if (d.expert_norm) store.set_norm(frame_.expert_norm.data(), d.expert_norm_eps);
     return store;
   }
 

@@ -99,6 +99,9 @@ void match_config(io::LayerDescription const& d, std::string_view label) {
   if constexpr (requires { Config::weight_on_input; }) {
     flag("weight_on_input", d.weight_on == io::WeightOn::expert_input, Config::weight_on_input);
   }
+  if constexpr (kExpertNorm<Config> != ExpertNorm::if_given) {
+    flag("expert_norm", d.expert_norm, kExpertNorm<Config> == ExpertNorm::always);
+  }
   auto const& r = d.router;
   auto const value = [&](std::string_view field, float file, float fixed) { detail::expect_match(label, field, file, fixed, by); };
   if constexpr (requires { Config::num_expert_group; }) size("num_expert_group", r.num_expert_group, Config::num_expert_group);
