@@ -37,6 +37,8 @@ template class CublasGrouped::Kernel<Wide, None, moe::ActivationFormat::standard
 template class CudaReference::Kernel<Wide, None, moe::ActivationFormat::standard>;
 template class CublasGrouped::Kernel<Narrow, None, moe::ActivationFormat::standard>;
 template class moe_test::BatchedExchange<Narrow, None, bf16>;
+template class moe_test::BatchedExchange<Narrow, None, float>;
+template class CudaReference::Kernel<Narrow, None, moe::ActivationFormat::batched>;
 
 #define MOE_TEST_SCHEME(...)                                                             \
   template class moe::backends::detail::LocalExchange<Cuda, Narrow, __VA_ARGS__, bf16>;  \

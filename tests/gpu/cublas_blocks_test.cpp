@@ -17,10 +17,10 @@ namespace {
 using namespace moe;
 using Local = backends::NoExpertParallel<space::cuda>;
 using moe_test::BlockFile;
-using moe_test::each_block_file;
+using moe_test::each_block_file_of;
 
 TEST(CublasBlocks, Float32EqualsExpected) {
-  each_block_file([](BlockFile const& f) {
+  each_block_file_of<experts::CublasGrouped>([](BlockFile const& f) {
     auto const got = f.run<quantization::None, Local, experts::CublasGrouped, float>();
     double largest = 0;
     for (float v : f.expected) largest = std::max(largest, std::abs(static_cast<double>(v)));
@@ -30,7 +30,7 @@ TEST(CublasBlocks, Float32EqualsExpected) {
   });
 }
 TEST(CublasBlocks, Bf16EqualsExpected) {
-  each_block_file([](BlockFile const& f) {
+  each_block_file_of<experts::CublasGrouped>([](BlockFile const& f) {
     EXPECT_LT(moe_test::relative_error(f.run<quantization::None, Local, experts::CublasGrouped, bf16>(), f.expected), 1.2e-2);
   });
 }

@@ -9,6 +9,7 @@
 
 #include "batched_exchange.hpp"
 #include "block_file.hpp"
+#include "expect_error.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
@@ -27,6 +28,7 @@ using namespace moe;
 using Local = backends::NoExpertParallel<space::cuda>;
 using moe_test::BlockFile;
 using moe_test::each_block_file;
+using moe_test::each_block_file_of;
 using moe_test::on_hopper;
 using moe_test::relative_error;
 
@@ -38,7 +40,7 @@ class HopperBlocks : public testing::Test {
   template <class Quant>
   static void equals_oracle() {
     int fit = 0;
-    int const all = each_block_file([&](BlockFile const& f) {
+    int const all = each_block_file_of<experts::HopperContiguous>([&](BlockFile const& f) {
       if (f.description.intermediate % 16 != 0 || f.description.expert_hidden() % 16 != 0) return;
       ++fit;
       auto const want = f.run<Quant, Local, experts::CudaReference>();
@@ -50,24 +52,38 @@ class HopperBlocks : public testing::Test {
 };
 
 TEST_F(HopperBlocks, Bf16EqualsExpected) {
-  each_block_file([](BlockFile const& f) {
+  each_block_file_of<experts::HopperContiguous>([](BlockFile const& f) {
     EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::HopperContiguous>(), f.expected), 1e-2);
   });
 }
 TEST_F(HopperBlocks, Bf16BatchedEqualsExpected) {
-  each_block_file([](BlockFile const& f) {
+  each_block_file_of<experts::HopperMasked>([](BlockFile const& f) {
     if (f.description.weight_on == io::WeightOn::expert_input) return;  // a batch has no weights; a backend would apply them on the way
     EXPECT_LT(relative_error(f.run<quantization::None, moe_test::LocalBatches, experts::HopperMasked>(), f.expected), 1e-2);
   });
 }
 TEST_F(HopperBlocks, Bf16EqualsOracle) {
-  each_block_file([](BlockFile const& f) {
+  each_block_file_of<experts::HopperContiguous>([](BlockFile const& f) {
     auto const want = f.run<quantization::None, Local, experts::CudaReference>();
     EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::HopperContiguous>(), want), 5e-3);
   });
 }
 TEST_F(HopperBlocks, Fp8PerTokenEqualsOracle) { equals_oracle<quantization::Fp8PerToken<>>(); }
 TEST_F(HopperBlocks, Fp8PerTensorEqualsOracle) { equals_oracle<quantization::Fp8PerTensor<>>(); }
+
+/// Muse-Spark: the kernels sum over the slots before a norm could be applied.
+TEST_F(HopperBlocks, ANormOfOutputsIsRefused) {
+  int refused = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (!f.description.expert_norm) return;
+    ++refused;
+    moe_test::expect_error(ErrorCode::unsupported, "hopper_contiguous cannot normalise an expert's output before the weighted sum",
+                           [&] { (void)f.run<quantization::None, Local, experts::HopperContiguous>(); });
+    EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::CudaReference>(), f.expected), 1e-2);
+    EXPECT_LT(relative_error(f.run<quantization::None, moe_test::LocalBatches, experts::CudaReference>(), f.expected), 1e-2);
+  });
+  EXPECT_GT(refused, 0);
+}
 
 /// Experts of an intermediate width that is a multiple of 32, as mxfp4 needs: the padding has weights and biases of zero.
 void pad_intermediate(io::HostLayerWeights<float>& w) {
@@ -92,7 +108,7 @@ void pad_intermediate(io::HostLayerWeights<float>& w) {
 TEST_F(HopperBlocks, Q17_Mxfp4WeightsEqualOracle) {
   using Mxfp4 = quantization::Mxfp4W4A16<>;
   int fit = 0;
-  each_block_file([&](BlockFile const& f) {
+  each_block_file_of<experts::HopperW4A16>([&](BlockFile const& f) {
     io::LayerDescription const& d = f.description;
     if (d.expert_hidden() % 64 != 0) return;
     ++fit;
@@ -109,7 +125,7 @@ TEST_F(HopperBlocks, Q17_Mxfp4WeightsEqualOracle) {
 TEST_F(HopperBlocks, Int8WeightsEqualOracle) {
   using Int8 = quantization::Int8PerChannel;
   int fit = 0;
-  each_block_file([&](BlockFile const& f) {
+  each_block_file_of<experts::HopperW8A16>([&](BlockFile const& f) {
     if (f.description.expert_hidden() % 64 != 0) return;
     ++fit;
     auto const got = f.run<Int8, Local, experts::HopperW8A16>();

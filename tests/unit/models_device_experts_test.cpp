@@ -94,6 +94,9 @@ TEST(DeviceExperts, Obstacles) {
   EXPECT_EQ(with(w4a8, mxfp4_fp8, {90, 2848, 2880}), "hopper_w4a8: hidden 2848 is not a multiple of 64");
   EXPECT_EQ(with(reference, block, {80, 100, 36, Kind::gelu, true}), "");
   EXPECT_NE(with(reference, block, {75, 100, 36}), "");
+  EXPECT_EQ(with(hopper, none, {.architecture = 90, .hidden = 4096, .intermediate = 1536, .expert_norm = true}),
+            "hopper_contiguous: no norm of an expert's output before the weighted sum");
+  EXPECT_EQ(with(reference, block, {.architecture = 80, .hidden = 100, .intermediate = 36, .expert_norm = true}), "");
 
   models::ExpertsNeeds const native{.architecture = 90, .hidden = 4096, .intermediate = 1536, .refuse_emulation = true};
   EXPECT_EQ(with(hopper, block, native), "");

@@ -157,6 +157,80 @@ __global__ void second_product(SlotTable table, float const* h, float const* w2,
   }
 }
 
+/// z[slot] = s·v / sqrt(mean((s·v)²) + eps) with v = W2 h[slot], for slots with an expert. One thread block per slot; the squares are
+/// summed in double, as on the host.
+template <class Out>
+__global__ void normalised_product(SlotTable table, float const* h, float const* w2, float const* bias, std::int64_t width,
+                                   std::int64_t hidden, float const* scale, float eps, Out* z) {
+  __shared__ double sums[kWarps];
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  int const warp = static_cast<int>(threadIdx.x / 32);
+  for (std::int64_t slot = blockIdx.x; slot < table.slots; slot += gridDim.x) {
+    int const e = table.expert(slot);
+    if (e < 0) {  // for all threads of the block
+      continue;
+    }
+    double squares = 0.0;
+    for (std::int64_t c = warp; c < hidden; c += kWarps) {
+      float v = warp_dot(w2 + (e * hidden + c) * width, h + slot * width, width, lane);
+      if (bias != nullptr) {
+        v += bias[e * hidden + c];
+      }
+      v *= scale[c];
+      squares += static_cast<double>(v) * static_cast<double>(v);
+      if (lane == 0) {
+        z[slot * hidden + c] = v;
+      }
+    }
+
+    __syncthreads();  // the sums of the slot before were read by all
+    if (lane == 0) {
+      sums[warp] = squares;
+    }
+    __syncthreads();  // z[slot] and its sums are complete
+    double total = 0.0;
+    for (double const sum : sums) {
+      total += sum;
+    }
+    auto const factor = static_cast<float>(1.0 / sqrt(total / static_cast<double>(hidden) + static_cast<double>(eps)));
+    for (std::int64_t c = threadIdx.x; c < hidden; c += blockDim.x) {
+      z[slot * hidden + c] *= factor;
+    }
+  }
+}
+
+/// y[r, c] = Σ_j w_j z[slot_j, c], in j order. One thread per (r, c).
+template <class Out>
+__global__ void sum_slots(SlotTable table, Out const* z, std::int64_t hidden, std::int64_t rows, bool on_input, Out* y,
+                          std::int64_t stride) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * hidden;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    std::int64_t const r = i / hidden;
+    float sum = 0.0F;
+    for (std::int64_t slot = r * table.per_row; slot < (r + 1) * table.per_row; ++slot) {
+      if (table.expert(slot) >= 0) {
+        sum += (on_input ? 1.0F : table.weight(slot)) * z[slot * hidden + i % hidden];
+      }
+    }
+    y[r * stride + i % hidden] = sum;
+  }
+}
+
+/// The second product where the experts' outputs go through a norm. z: [slots, hidden] for them; batched: y itself, its rows contiguous.
+template <class Weights>
+void launch_normalised(Weights const& weights, SlotTable const& table, std::int64_t rows, std::int64_t hidden, std::int64_t width,
+                       bool on_input, float const* w2, float const* h, float* z, float* y, std::int64_t y_stride, cudaStream_t stream) {
+  constexpr int kThreads = 32 * kWarps;
+  float const* b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
+  normalised_product<<<reference_blocks(table.slots * kWarps), kThreads, 0, stream>>>(
+      table, h, w2, b2, width, hidden, weights.norm.scale.data_handle(), weights.norm.eps, table.counts != nullptr ? y : z);
+  check_launch("normalised_product");
+  if (table.counts == nullptr) {
+    sum_slots<<<reference_blocks(rows * hidden / 32), kThreads, 0, stream>>>(table, z, hidden, rows, on_input, y, y_stride);
+    check_launch("sum_slots");
+  }
+}
+
 }  // namespace moe::experts::detail
 
 namespace moe::experts {
@@ -178,12 +252,13 @@ void CudaReference::Kernel<Config, Quant, Format>::weights_changed(cudaStream_t 
 
 namespace detail {
 
-/// The four launches that both formats share; `rows` are rows of y.
-template <class Act, class Quant, class Activation, class Weights, class Payload, class Scale>
+/// The launches that both formats share; `rows` are rows of y. Norms: whether the weights may have a norm; z: for it.
+template <class Act, bool Norms, class Quant, class Activation, class Weights, class Payload, class Scale>
 void launch_reference(Quant const& quant, Activation const& activation, Weights const& weights, SlotTable const& table,
                       Payload const* rows_in, std::int64_t row_stride, Scale const* scales_in, std::int64_t scale_stride, std::int64_t rows,
                       std::int64_t hidden, std::int64_t width, bool on_input, float const* w13, float const* w2, float* x, float* h,
-                      typename Quant::template Payload<float>* codes, Scale* scales, float* y, std::int64_t y_stride, cudaStream_t stream) {
+                      typename Quant::template Payload<float>* codes, Scale* scales, float* z, float* y, std::int64_t y_stride,
+                      cudaStream_t stream) {
   if (rows == 0) {
     return;
   }
@@ -198,6 +273,11 @@ void launch_reference(Quant const& quant, Activation const& activation, Weights 
   if constexpr (facts::act_granularity<Quant>() != quantization::ScaleGranularity::none) {
     requantize_rows<<<reference_blocks(table.slots), kThreads, 0, stream>>>(quant, table, width, h, codes, scales);
     check_launch("requantize_rows");
+  }
+  if constexpr (Norms) {
+    if (weights.norm.given()) {
+      return launch_normalised(weights, table, rows, hidden, width, on_input, w2, h, z, y, y_stride, stream);
+    }
   }
   second_product<<<reference_blocks(rows * hidden), kThreads, 0, stream>>>(table, h, w2, b2, width, hidden, rows, on_input, y, y_stride);
   check_launch("second_product");
@@ -218,9 +298,10 @@ void CudaReference::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config
                                 tokens.num_rows,
                                 rows * topk_,
                                 topk_};
-  detail::launch_reference<Act>(quant_, activation_, weights_, table, tokens.rows.data_handle(), tokens.rows.stride(0),
-                                tokens.scales.data_handle(), tokens.scales.stride(0), rows, hidden_, intermediate_, weight_on_input_, w13_,
-                                w2_, x_, h_, codes_, scales_, y.data_handle(), y.stride(0), stream);
+  detail::launch_reference<Act, kExpertNorm<Config> != ExpertNorm::none>(
+      quant_, activation_, weights_, table, tokens.rows.data_handle(), tokens.rows.stride(0), tokens.scales.data_handle(),
+      tokens.scales.stride(0), rows, hidden_, intermediate_, weight_on_input_, w13_, w2_, x_, h_, codes_, scales_, z_, y.data_handle(),
+      y.stride(0), stream);
 }
 
 template <class Config, class Quant, ActivationFormat Format>
@@ -231,9 +312,10 @@ void CudaReference::Kernel<Config, Quant, Format>::apply(BatchedTokensOf<Config,
   std::int64_t const slots = num_local_ * capacity;
   std::int32_t const* const gather = tokens.gather.extent(0) > 0 ? tokens.gather.data_handle() : nullptr;
   detail::SlotTable const table{nullptr, 0, nullptr, 0, tokens.expert_num_tokens.data_handle(), nullptr, slots, capacity, gather};
-  detail::launch_reference<Act>(quant_, activation_, weights_, table, tokens.rows.data_handle(), tokens.rows.extent(2),
-                                tokens.scales.data_handle(), tokens.scales.extent(2), slots, hidden_, intermediate_, false, w13_, w2_, x_,
-                                h_, codes_, scales_, y.data_handle(), hidden_, stream);
+  detail::launch_reference<Act, kExpertNorm<Config> != ExpertNorm::none>(
+      quant_, activation_, weights_, table, tokens.rows.data_handle(), tokens.rows.extent(2), tokens.scales.data_handle(),
+      tokens.scales.extent(2), slots, hidden_, intermediate_, false, w13_, w2_, x_, h_, codes_, scales_, z_, y.data_handle(), hidden_,
+      stream);
 }
 
 }  // namespace moe::experts

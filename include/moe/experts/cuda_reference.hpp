@@ -25,6 +25,7 @@ struct CudaReference : AnyComposition {
   static constexpr char const* kName = "cuda_reference";
   using Space = space::cuda;
   static constexpr bool kBatchInvariant = true;
+  static constexpr bool kNormalisesOutput = true;
   struct Params {};
 
   /// The device reads rows by their format.
@@ -70,6 +71,9 @@ struct CudaReference : AnyComposition {
       h_ = arena.template take<float>(slots * intermediate_);
       codes_ = arena.template take<Code>(slots * Quant::payload_cols(intermediate_));
       scales_ = arena.template take<typename Quant::Scale>(slots * Quant::scale_cols(intermediate_));
+      if (kExpertNorm<Config> != ExpertNorm::none && weights.norm.given() && Format == ActivationFormat::standard) {
+        z_ = arena.template take<float>(slots * hidden_);
+      }
       weights_changed(nullptr);
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     }
@@ -98,6 +102,7 @@ struct CudaReference : AnyComposition {
     float* h_ = nullptr;
     Code* codes_ = nullptr;
     typename Quant::Scale* scales_ = nullptr;
+    float* z_ = nullptr;  // [slots, hidden] outputs of experts that go through a norm
   };
 };
 

@@ -132,6 +132,7 @@ class DeviceBlock {
       store.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
       if (d.expert_bias) store.set_bias(e, w.w13_bias.data() + e * w.w13_rows(), w.w2_bias.data() + e * d.expert_hidden());
     }
+    if (d.expert_norm) store.set_norm(w.expert_norm.data(), d.expert_norm_eps);
     return store;
   }
 

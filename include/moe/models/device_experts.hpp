@@ -76,6 +76,7 @@ class ChosenBlock<Quant, Backend, Act, Loaded, ExpertsList<Experts...>> {
                              .intermediate = weights.intermediate,
                              .activation = d.activation.kind,
                              .weight_on_input = d.weight_on == io::WeightOn::expert_input,
+                             .expert_norm = d.expert_norm,
                              .refuse_emulation = options.refuse_emulation};
     bool const found = (... || choose<Experts>(needs, comm, weights, placement, max_tokens_per_rank, quant, backend, options));
     if (!found) moe::detail::build(comm, [&] { throw Error(ErrorCode::unsupported, text("no experts compute this block: ", note_)); });

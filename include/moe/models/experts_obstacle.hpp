@@ -22,6 +22,7 @@ struct ExpertsNeeds {
   std::int64_t intermediate = 0;
   activation::Kind activation = activation::Kind::silu;
   bool weight_on_input = false;
+  bool expert_norm = false;       ///< an expert's output goes through a norm before the weighted sum
   bool refuse_emulation = false;  ///< whether experts that emulate the scheme on that device do not do
 };
 
@@ -42,6 +43,7 @@ std::string experts_obstacle(ExpertsNeeds const& n) {
     if (n.hidden % kHidden != 0) return because("hidden ", n.hidden, " is not a multiple of ", kHidden);
     if (n.intermediate % kInner != 0) return because("intermediate ", n.intermediate, " is not a multiple of ", kInner);
   }
+  if (n.expert_norm && !facts::normalises_output<Experts>()) return because("no norm of an expert's output before the weighted sum");
   if (!facts::takes<Experts>(n.activation, n.weight_on_input)) {
     return because("not for the activation ", activation::name(n.activation),
                    n.weight_on_input ? " with the router weight on the input" : "");
