@@ -146,7 +146,7 @@ class NormOn : public testing::Test {};
 using HostExperts = testing::Types<experts::Reference<>, experts::Reference<double>, experts::OneDnn>;
 TYPED_TEST_SUITE(NormOn, HostExperts);
 
-TYPED_TEST(NormOn, EachOutputIsNormalisedBeforeItIsWeighted) {
+TYPED_TEST(NormOn, X25_EachOutputIsNormalisedBeforeItIsWeighted) {
   for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{7, 72, 40}, Sizes{70, 48, 16}, Sizes{7, 24, 16, 5, 3, true}, Sizes{9, 600, 328, 3, 2}}) {
     SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.hidden);
     std::vector<float> const x = normal(7, s.rows * s.hidden), want = definition(s, x);
@@ -154,14 +154,14 @@ TYPED_TEST(NormOn, EachOutputIsNormalisedBeforeItIsWeighted) {
     expect_close(standard<TypeParam, IfGiven>(s, x, true), want, 4e-6F);
   }
 }
-TYPED_TEST(NormOn, BatchesAreNormalisedRowByRow) {
+TYPED_TEST(NormOn, X25_BatchesAreNormalisedRowByRow) {
   for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{33, 72, 40}}) {
     std::vector<float> const x = normal(7, s.rows * s.hidden);
     expect_close(batched<TypeParam, Normed>(s, x, true), normalised(batched<experts::Reference<double>, Plain>(s, x, false), s.hidden),
                  4e-6F);
   }
 }
-TYPED_TEST(NormOn, WithoutOneTheBitsAreThoseOfALayerThatHasNone) {
+TYPED_TEST(NormOn, X25_WithoutOneTheBitsAreThoseOfALayerThatHasNone) {
   Sizes const s{33, 72, 40};
   std::vector<float> const x = normal(7, s.rows * s.hidden);
   EXPECT_EQ((standard<TypeParam, IfGiven>(s, x, false)), (standard<TypeParam, Plain>(s, x, false)));
