@@ -37,7 +37,8 @@ void add_cuda_instances(std::vector<Instance>& all) {
   add<bf16, HopperW4A16, Int4Group32, Int4Group64, quantization::Int4Group128, quantization::Int4Group128Zero, quantization::Mxfp4W4A16<>,
       quantization::Nvfp4W4A16>(all);
   add<bf16, HopperW8A16, quantization::Int8PerChannel>(all);
-  add<bf16, HopperW4A8, quantization::Mxfp4Fp8<>>(all);
+  add<bf16, HopperW4A8, quantization::Mxfp4Fp8<>, quantization::Int4Fp8<32>, quantization::Int4Fp8<64>, quantization::Int4Fp8<128>,
+      quantization::Int4Fp8<128, true>>(all);
 
   add<float, CudaReference, quantization::None>(all);
   add<bf16, CudaReference, quantization::None, quantization::Fp8Block<>, quantization::Fp8PerToken<>, Int4Group32, Int4Group64,

@@ -206,10 +206,12 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
    e2m1: uint8, low nibble first, or float4_e2m1fn x 2.
    @endverbatim
  *
+ * "int4_group32_fp8", "int4_group64_fp8", "int4_group128_fp8" and "int4_group128_zero_fp8" have the arrays of the scheme without "_fp8".
+ *
  * Scales multiply the codes. An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the
  * sizes. nvfp4: an expert's e4m3 scales [N, K/16], zeros up to a multiple of 4 bytes, then the 4 bytes of its global scale, a float32 that
- * multiplies, too. Activations are quantised to e4m3 by "fp8_block128" and "mxfp4_fp8" (a scale for 128 of a row), "mxfp8" (32) and
- * "fp8_per_token" (the row), to int8 by "int8_per_token" (the row). moe_quantize() makes such arrays.
+ * multiplies, too. Activations are quantised to e4m3 by "fp8_block128", "mxfp4_fp8" and the int4 schemes with "_fp8" (a scale for 128 of a
+ * row), "mxfp8" (32) and "fp8_per_token" (the row), to int8 by "int8_per_token" (the row). moe_quantize() makes such arrays.
  */
 /* clang-format on */
 typedef struct moe_weights {

@@ -70,7 +70,7 @@ struct Quantized {
     c.tensor().dtype = l.code_dtype;
     bool const bytes = l.scale_dtype.code == kDLUInt;
     check(moe_quantize(scheme, &w, &c, bytes ? &e : &s));
-    if (std::string(scheme).ends_with("_zero")) {  // zero points other than the middle
+    if (std::string(scheme).starts_with("int4_group128_zero")) {  // zero points other than the middle
       for (std::int64_t i = 1; i < s.size(); i += 4) s[i] = 7.0F;
     }
     wide = dequantized(scheme, c, s, e, rows, cols);

@@ -173,7 +173,7 @@ inline std::vector<float> dequantized(std::string const& scheme, Array<std::uint
   bool const packed = scheme.starts_with("int4") || scheme.starts_with("mxfp4") || scheme.starts_with("nvfp4");
   std::int64_t const size = rows * cols;
   std::int64_t const n = codes.size() / (packed ? size / 2 : size);
-  std::int64_t const group = scheme.starts_with("int4_group128") ? 128 : scheme == "int4_group64" ? 64 : 32;
+  std::int64_t const group = scheme.starts_with("int4_group128") ? 128 : scheme.starts_with("int4_group64") ? 64 : 32;
   std::vector<float> out;
   for (std::int64_t i = 0; i < n * size; ++i) {
     std::int64_t const m = i / size;
@@ -193,7 +193,7 @@ inline std::vector<float> dequantized(std::string const& scheme, Array<std::uint
       out.push_back(std::ldexp(e2m1, bytes[i / 32] - 127));
     } else if (scheme == "nvfp4_w4a16") {
       out.push_back(e2m1 * nvfp4_scale(bytes.values().data() + m * (bytes.size() / n), size, i % size));
-    } else if (scheme == "int4_group128_zero") {
+    } else if (scheme.starts_with("int4_group128_zero")) {
       out.push_back((static_cast<float>(code) - scales[i / group * 2 + 1]) * scales[i / group * 2]);
     } else {
       out.push_back(static_cast<float>(code - 8) * scales[i / group]);

@@ -156,9 +156,9 @@ def widened(quantized, scheme):
     if scheme.startswith("int8"):
         return codes.astype(np.float64) * scales
     codes = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1).astype(np.int64)
-    if scheme == "int4_group32":
+    if scheme.startswith("int4_group32"):
         return (codes - 8) * np.repeat(scales, 32, axis=-1)
-    if scheme == "int4_group128_zero":
+    if scheme.startswith("int4_group128_zero"):
         pairs = np.repeat(scales.reshape(*scales.shape[:-1], -1, 2), 128, axis=-2)
         return (codes - pairs[..., 1]) * pairs[..., 0]
     if scheme == "nvfp4_w4a16":
@@ -186,11 +186,12 @@ def test_weights_and_activations(scheme, dtype, bound):
     assert 1e-4 < distance(output, layer.expected()) < bound
 
 
-def test_mxfp4_weights_with_activations_in_e4m3():
+@pytest.mark.parametrize("scheme", ["mxfp4_fp8", "int4_group32_fp8", "int4_group128_zero_fp8"])
+def test_four_bit_weights_with_activations_in_e4m3(scheme):
     """Like the weights alone but for the rounding of the activations."""
     layer = Layer(hidden=256, intermediate=128, seed=2)
-    w13, w2, output = quantized_runner(layer, "mxfp4_fp8")
-    expected = reference.experts(layer.hidden, layer.ids, layer.weights, widened(w13, "mxfp4_fp8"), widened(w2, "mxfp4_fp8"))
+    w13, w2, output = quantized_runner(layer, scheme)
+    expected = reference.experts(layer.hidden, layer.ids, layer.weights, widened(w13, scheme), widened(w2, scheme))
     assert 1e-4 < distance(output, expected) < 0.1
 
 

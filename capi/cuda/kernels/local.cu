@@ -5,6 +5,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
@@ -30,6 +31,10 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, qu
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128Zero, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4Fp8<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Fp8<32>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Fp8<64>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Fp8<128>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Fp8<128, true>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Nvfp4W4A16, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;

@@ -15,6 +15,7 @@
 #include "moe/moe.h"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
@@ -42,6 +43,10 @@ void for_each_scheme(F const& f) {
   f(quantization::Mxfp4W4A16<>{});
   f(quantization::Mxfp4Fp8<>{});
   f(quantization::Nvfp4W4A16{});
+  f(quantization::Int4Fp8<32>{});
+  f(quantization::Int4Fp8<64>{});
+  f(quantization::Int4Fp8<128>{});
+  f(quantization::Int4Fp8<128, true>{});
 }
 /// Calls f(scheme) for the scheme of that name. E_CONFIG listing the names on any other.
 template <class F>
