@@ -15,8 +15,8 @@ set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_through
 set(MOE_PRESET_PHASES prefill decode)
 set(MOE_PRESET_SPACES host cuda)
 # Names of the registry.
-set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group32
-    mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8)
+set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group64
+    int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8 int4_group128_fp8 int4_group64_fp8 int4_group32_fp8)
 # Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
 set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
 
@@ -72,10 +72,14 @@ function(_moe_preset_quantization type header kernels name)
   set(type_int8_per_token Int8PerToken)
   set(type_int8_per_channel Int8PerChannel)
   set(type_int4_group128 Int4Group128)
+  set(type_int4_group64 "WNa16<4, 64>")
   set(type_int4_group32 "WNa16<4, 32>")
   set(type_mxfp4_w4a16 Mxfp4W4A16<>)
   set(type_nvfp4_w4a16 Nvfp4W4A16)
   set(type_mxfp4_fp8 Mxfp4Fp8<>)
+  set(type_int4_group128_fp8 Int4Fp8<128>)
+  set(type_int4_group64_fp8 Int4Fp8<64>)
+  set(type_int4_group32_fp8 Int4Fp8<32>)
   set(kernels_none "bf16 FastSilu" "bf16 AnyActivation")
   set(kernels_fp8_block128 "fp8_block FastSilu" "fp8_block AnyActivation")
   set(kernels_fp8_per_token "fp8_row FastSilu" "fp8_row AnyActivation")
@@ -83,12 +87,17 @@ function(_moe_preset_quantization type header kernels name)
   set(kernels_int8_per_token "int8_row FastSilu" "int8_row AnyActivation")
   set(kernels_int8_per_channel "w4a16 int8")
   set(kernels_int4_group128 "w4a16 int4")
+  set(kernels_int4_group64 "w4a16 int4")
   set(kernels_int4_group32 "w4a16 int4_32")
   set(kernels_mxfp4_w4a16 "w4a16 mxfp4")
   set(kernels_nvfp4_w4a16 "w4a16 nvfp4")
   set(kernels_mxfp4_fp8 "w4a8 mxfp4")
+  set(kernels_int4_group128_fp8 "w4a8 int4")
+  set(kernels_int4_group64_fp8 "w4a8 int4")
+  set(kernels_int4_group32_fp8 "w4a8 int4_32")
   string(REGEX REPLACE "_w4a16$" "" file ${name})
-  string(REPLACE "int4_group32" "int4_group128" file ${file})  # one header for all groups
+  string(REGEX REPLACE "^int4_group[0-9]+$" "int4_group128" file ${file})  # one header for all groups
+  string(REGEX REPLACE "^int4_group[0-9]+_fp8$" "int4_fp8" file ${file})
   set(${type} "moe::quantization::${type_${name}}" PARENT_SCOPE)
   set(${header} moe/quantization/${file}.hpp PARENT_SCOPE)
   set(${kernels} ${kernels_${name}} PARENT_SCOPE)
@@ -156,23 +165,22 @@ function(_moe_preset_kernels result kernels backends)
   # What surrounds a layer, in bf16: gate, projections, shared experts (also from rows in fp8), the sum.
   set(cuda "moe::space::cuda")
   set(rows "template void moe::runner::RowKernels<${cuda}>::")
-  foreach(scheme IN ITEMS Fp8Block Fp8PerToken Mxfp4Fp8)
-    set(quant "moe::quantization::${scheme}<>")
-    set(quantize_${scheme} "${rows}quantize(${quant} const&, moe::Rows<moe::bf16 const>, moe::Rows<${quant}::Payload<moe::bf16>>, \
-moe::Rows<float>, cudaStream_t)|")
+  set(quantize)
+  foreach(scheme IN ITEMS "Fp8Block<>" "Fp8PerToken<>" "Mxfp4Fp8<>" "Int4Fp8<128>" "Int4Fp8<64>" "Int4Fp8<32>")
+    set(quant "moe::quantization::${scheme}")
+    string(APPEND quantize "${rows}quantize(${quant} const&, moe::Rows<moe::bf16 const>, moe::Rows<${quant}::Payload<moe::bf16>>, \
+moe::Rows<float>, cudaStream_t)|\n")
   endforeach()
   _moe_shared_kernels(moe_preset_runner "#include <moe/quantization/fp8_block128.hpp>
 #include <moe/quantization/fp8_per_token.hpp>
+#include <moe/quantization/int4_fp8.hpp>
 #include <moe/quantization/mxfp4_fp8.hpp>
 #include <moe/runner/device/dense_shared.cuh>
 #include <moe/runner/device/row_kernels.cuh>
 template class moe::runner::Linear<${cuda}, float, moe::bf16, float>|
 template class moe::runner::Linear<${cuda}, moe::bf16, moe::bf16, moe::bf16>|
 template class moe::runner::device::DenseShared<moe::bf16>|
-${quantize_Fp8Block}
-${quantize_Fp8PerToken}
-${quantize_Mxfp4Fp8}
-${rows}sigmoid_gate(moe::Rows<moe::bf16 const>, float const*, moe::Rows<float>, cudaStream_t)|
+${quantize}${rows}sigmoid_gate(moe::Rows<moe::bf16 const>, float const*, moe::Rows<float>, cudaStream_t)|
 ${rows}rms_norm(moe::Rows<moe::bf16 const>, float const*, float, float, moe::Rows<moe::bf16>, cudaStream_t)|
 ${rows}copy_columns(moe::Rows<moe::bf16 const>, moe::Rows<moe::bf16>, cudaStream_t)|
 ${rows}finish(moe::runner::FinishRows<moe::bf16, moe::bf16> const&, cudaStream_t)|")
@@ -213,8 +221,8 @@ function(_moe_preset_exchange text model quantization type backend)
 endfunction()
 
 # _moe_preset_fixed(text model quantizations): the kernels of low_latency at the model's sizes, for rows as the quantisations send them.
-# CMake must know which of them send the same rows, since a kernel is instantiated once: fp8_block128 and mxfp4_fp8 send fp8, all others
-# that such an exchange carries send bf16. The C++ compiler checks it.
+# CMake must know which of them send the same rows, since a kernel is instantiated once: fp8_block128 and those named …_fp8 send fp8, all
+# others that such an exchange carries send bf16. The C++ compiler checks it.
 function(_moe_preset_fixed text model quantizations)
   set(config "moe::models::PresetConfig<${model}, moe::space::cuda>")
   _moe_preset_backend(backend headers kernels cuda low_latency)
@@ -222,7 +230,7 @@ function(_moe_preset_fixed text model quantizations)
   set(checks)
   foreach(quantization IN LISTS quantizations)
     set(fp8 false)
-    if(quantization MATCHES "^(fp8_block128|mxfp4_fp8)$")
+    if(quantization MATCHES "^fp8_block128$|_fp8$")
       set(fp8 true)
     endif()
     _moe_preset_quantization(type header kernels ${quantization})

@@ -183,5 +183,11 @@ TEST_F(LoadOnGpu, Mxfp4UnderFp8RowsOfTheFile) {
   expect_direct<load_packed::no_expert_parallel::mxfp4_fp8::decode, quantization::Mxfp4Fp8<>>(moe_test::mxfp4_config(), 1.2e-2,
                                                                                               moe_test::add_mxfp4);
 }
+TEST_F(LoadOnGpu, Int4UnderFp8RowsOfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::int4_group32_fp8::decode, quantization::Int4Fp8<32>>(
+      moe_test::packed_integers_config(32), 1.2e-2, [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        moe_test::add_packed_integers(w, base, random_integers(w, 4, n, k, 32, Zeros::symmetric));
+      });
+}
 
 }  // namespace

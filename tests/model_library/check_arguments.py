@@ -14,9 +14,10 @@ import tempfile
 QWEN = "moe_add_model_library(name MODEL moe::models::Qwen3_30B_A3B"
 EXPLICIT = 'moe_add_model_library(name HEADERS layers.hpp COMPOSITIONS "C, R, Q, B, E"'
 BACKENDS = "no_expert_parallel all_to_all_v low_latency high_throughput"
-SCHEMES = ("none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group32 mxfp4_w4a16 "
-           "nvfp4_w4a16 mxfp4_fp8")
-CARRIED = "none fp8_block128 int8_per_channel int4_group128 int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8"
+SCHEMES = ("none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group64 "
+           "int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8 int4_group128_fp8 int4_group64_fp8 int4_group32_fp8")
+CARRIED = ("none fp8_block128 int8_per_channel int4_group128 int4_group64 int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8 "
+           "int4_group128_fp8 int4_group64_fp8 int4_group32_fp8")
 OF_MODEL = "QUANTIZATIONS BACKENDS PHASES SPACE HEADERS"
 OF_COMPOSITIONS = "HEADERS KERNELS COMPOSITIONS LOGITS CUDA"
 # A project without the CUDA language unless PRETEND says that it has it; the error begins with the call and its name.
