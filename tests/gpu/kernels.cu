@@ -58,15 +58,12 @@ template __global__ void requantize_rows(Fp8, SlotTable, std::int64_t, float*, F
 namespace moe::backends::detail {
 using moe::detail::RoundView;
 using moe::detail::WireRow;
-template __global__ void localize_ids(std::int32_t const*, std::int64_t, std::int64_t, std::int64_t, int, std::int32_t const*,
-                                      std::int32_t*);
+template __global__ void localize_ids(LocalizeIdsArgs<std::int32_t>);
 template __global__ void convert_rows(bf16 const*, std::int64_t, std::int64_t, bf16*, std::int64_t);
 template __global__ void convert_rows(float const*, std::int64_t, std::int64_t, bf16*, std::int64_t);
 template __global__ void plan_routes(RoundView, moe::detail::RoundOpening, RouteTable, std::int64_t, std::int32_t*);
-template __global__ void pack_routes(RoundView, None, WireRow<Layer, None>, RouteTable, bf16 const*, std::int64_t, float const*,
-                                     std::int64_t, std::int64_t, std::int32_t const*, std::byte*, std::byte*, int);
-template __global__ void pack_routes(RoundView, Fp8, WireRow<Layer, Fp8>, RouteTable, bf16 const*, std::int64_t, float const*, std::int64_t,
-                                     std::int64_t, std::int32_t const*, std::byte*, std::byte*, int);
+template __global__ void pack_routes(PackRoutesArgs<Layer, None>);
+template __global__ void pack_routes(PackRoutesArgs<Layer, Fp8>);
 template __global__ void hide_rows(RoundView, WireRow<Layer, None>, std::int64_t, std::byte*);
 }  // namespace moe::backends::detail
 
@@ -75,11 +72,9 @@ template __global__ void open_round(RoundView, RoundOpening);
 template __global__ void judge_round(RoundView, RoundLayout, std::int64_t, bool);
 template __global__ void sum_partial_rows(RoundView, PartialRows<bf16>, std::int64_t, std::int64_t, bf16*, std::int64_t);
 template __global__ void sum_partial_rows(RoundView, PartialRows<float>, std::int64_t, std::int64_t, bf16*, std::int64_t);
-template __global__ void pack_rows(RoundView, None, WireRow<Layer, None>, bf16 const*, std::int64_t, std::int32_t const*, std::int64_t,
-                                   float const*, std::int64_t, std::int64_t, std::byte*);
-template __global__ void pack_rows(RoundView, Fp8, WireRow<Layer, Fp8>, bf16 const*, std::int64_t, std::int32_t const*, std::int64_t,
-                                   float const*, std::int64_t, std::int64_t, std::byte*);
-template __global__ void map_ids(RoundView, WireRow<Layer, None>, std::int32_t const*, int, std::int64_t, std::int64_t, std::byte*);
+template __global__ void pack_rows(PackRowsArgs<Layer, None>);
+template __global__ void pack_rows(PackRowsArgs<Layer, Fp8>);
+template __global__ void map_ids(MapIdsArgs<WireRow<Layer, None>>);
 template __global__ void widen_partial(bf16 const*, std::int64_t, float*);
 template LowLatencyFixed const& low_latency_fixed<models::DeepSeek_V3, false>();
 template LowLatencyFixed const& low_latency_fixed<models::DeepSeek_V3, true>();

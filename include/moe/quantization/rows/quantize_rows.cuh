@@ -16,16 +16,31 @@ namespace detail {
 
 inline constexpr int kRowsPerBlock = 4;
 
-/// Row r of block e = r / capacity; with counts only the first counts[e] rows of a block are defined.
+/// Parameters of quantize_rows_kernel. Strides are elements between rows.
 template <class Scheme, class Act>
-__global__ void quantize_rows_kernel(Scheme scheme, Act const* x, std::int64_t x_stride, std::int64_t rows, std::int64_t capacity,
-                                     std::int32_t const* counts, std::int64_t hidden, typename Scheme::template Payload<Act>* q,
-                                     std::int64_t q_stride, typename Scheme::Scale* s, std::int64_t s_stride) {
+struct QuantizeRowsArgs {
+  Scheme scheme;
+  Act const* x;  ///< device [rows, hidden]
+  std::int64_t x_stride;
+  std::int64_t rows;
+  std::int64_t capacity;       ///< rows of a block
+  std::int32_t const* counts;  ///< device [rows / capacity] rows of each block that are defined, or null: all
+  std::int64_t hidden;
+  typename Scheme::template Payload<Act>* q;  ///< device [rows, payload_cols(hidden)]
+  std::int64_t q_stride;
+  typename Scheme::Scale* s;  ///< device [rows, scale_cols(hidden)], or null: the scheme has no scales
+  std::int64_t s_stride;
+};
+
+/// Row r is of block e = r / capacity.
+template <class Scheme, class Act>
+__global__ void quantize_rows_kernel(QuantizeRowsArgs<Scheme, Act> const a) {
   int const lane = static_cast<int>(threadIdx.x) % kWarp;
   std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * kRowsPerBlock;
-  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp; r < rows; r += step) {
-    if (counts != nullptr && r % capacity >= counts[r / capacity]) continue;
-    quantize_row_warp<Scheme, Act>(scheme, x + r * x_stride, hidden, q + r * q_stride, s == nullptr ? nullptr : s + r * s_stride, lane);
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp; r < a.rows; r += step) {
+    if (a.counts != nullptr && r % a.capacity >= a.counts[r / a.capacity]) continue;
+    auto* const scales = a.s == nullptr ? nullptr : a.s + r * a.s_stride;
+    quantize_row_warp<Scheme, Act>(a.scheme, a.x + r * a.x_stride, a.hidden, a.q + r * a.q_stride, scales, lane);
   }
 }
 
@@ -51,9 +66,18 @@ void quantize_rows_on_device(Scheme const& scheme, Rows<Act const> x, Rows<typen
                              Rows<typename Scheme::Scale> s, cudaStream_t stream) {
   if (x.extent(0) == 0) return;
   bool const scales = Scheme::scale_cols(x.extent(1)) != 0;
-  detail::quantize_rows_kernel<Scheme, Act><<<detail::quantize_blocks(x.extent(0)), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(
-      scheme, x.data_handle(), x.stride(0), x.extent(0), x.extent(0), nullptr, x.extent(1), q.data_handle(), q.stride(0),
-      scales ? s.data_handle() : nullptr, scales ? s.stride(0) : 0);
+  detail::QuantizeRowsArgs<Scheme, Act> const args{.scheme = scheme,
+                                                   .x = x.data_handle(),
+                                                   .x_stride = x.stride(0),
+                                                   .rows = x.extent(0),
+                                                   .capacity = x.extent(0),
+                                                   .counts = nullptr,
+                                                   .hidden = x.extent(1),
+                                                   .q = q.data_handle(),
+                                                   .q_stride = q.stride(0),
+                                                   .s = scales ? s.data_handle() : nullptr,
+                                                   .s_stride = scales ? s.stride(0) : 0};
+  detail::quantize_rows_kernel<<<detail::quantize_blocks(args.rows), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(args);
   check_launch("quantize_rows");
 }
 
@@ -64,9 +88,18 @@ void quantize_batched_on_device(Scheme const& scheme, Blocks<Act const> x, std::
   std::int64_t const rows = x.extent(0) * x.extent(1);
   if (rows == 0) return;
   bool const scales = Scheme::scale_cols(x.extent(2)) != 0;
-  detail::quantize_rows_kernel<Scheme, Act><<<detail::quantize_blocks(rows), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(
-      scheme, x.data_handle(), x.extent(2), rows, x.extent(1), counts, x.extent(2), q.data_handle(), q.extent(2),
-      scales ? s.data_handle() : nullptr, scales ? s.extent(2) : 0);
+  detail::QuantizeRowsArgs<Scheme, Act> const args{.scheme = scheme,
+                                                   .x = x.data_handle(),
+                                                   .x_stride = x.extent(2),
+                                                   .rows = rows,
+                                                   .capacity = x.extent(1),
+                                                   .counts = counts,
+                                                   .hidden = x.extent(2),
+                                                   .q = q.data_handle(),
+                                                   .q_stride = q.extent(2),
+                                                   .s = scales ? s.data_handle() : nullptr,
+                                                   .s_stride = scales ? s.extent(2) : 0};
+  detail::quantize_rows_kernel<<<detail::quantize_blocks(rows), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(args);
   check_launch("quantize_batched");
 }
 

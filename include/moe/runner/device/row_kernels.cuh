@@ -136,21 +136,33 @@ __global__ void __launch_bounds__(kRowThreads) finish_norm_kernel(FinishArgs<X, 
 
 // ---- the other kernels
 
+/// Parameters of rms_norm_kernel.
 template <class X, class Y>
-__global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(RowsArg<X const> x, float const* weight, bool weight_wide, float eps,
-                                                               float scale, RowsArg<Y> y, std::int64_t rows, std::int64_t width) {
-  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    X const* const from = x.row(row);
-    float const mean = block_dot<kRowThreads>(from, x.wide, from, x.wide, width) / static_cast<float>(width);
-    float const inverse = 1.0F / sqrtf(mean + eps);
-    for (std::int64_t col = static_cast<std::int64_t>(threadIdx.x) * kOctet; col < width; col += std::int64_t{kRowThreads} * kOctet) {
+struct RmsNormArgs {
+  RowsArg<X const> x;   ///< [rows, width]
+  RowsArg<Y> y;         ///< [rows, width]
+  float const* weight;  ///< device [width], or null: ones
+  bool weight_wide;     ///< is_wide() of weight
+  float eps;
+  float scale;  ///< multiplies the weights
+  std::int64_t rows;
+  std::int64_t width;
+};
+
+template <class X, class Y>
+__global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(RmsNormArgs<X, Y> const a) {
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    X const* const from = a.x.row(row);
+    float const mean = block_dot<kRowThreads>(from, a.x.wide, from, a.x.wide, a.width) / static_cast<float>(a.width);
+    float const inverse = 1.0F / sqrtf(mean + a.eps);
+    for (std::int64_t col = static_cast<std::int64_t>(threadIdx.x) * kOctet; col < a.width; col += std::int64_t{kRowThreads} * kOctet) {
       float v[kOctet];
-      load_values(from, col, width, x.wide, v);
+      load_values(from, col, a.width, a.x.wide, v);
       float w[kOctet] = {1.0F, 1.0F, 1.0F, 1.0F, 1.0F, 1.0F, 1.0F, 1.0F};
-      if (weight != nullptr) load_values(weight, col, width, weight_wide, w);
+      if (a.weight != nullptr) load_values(a.weight, col, a.width, a.weight_wide, w);
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], inverse), __fmul_rn(w[i], scale));
-      store_values(y.row(row), col, width, y.wide, v);
+      for (int i = 0; i < kOctet; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], inverse), __fmul_rn(w[i], a.scale));
+      store_values(a.y.row(row), col, a.width, a.y.wide, v);
     }
   }
 }
@@ -168,12 +180,23 @@ __global__ void __launch_bounds__(kStripThreads) gelu_kernel(RowsArg<X> x, std::
   }
 }
 
+/// Parameters of sigmoid_gate_kernel.
 template <class X>
-__global__ void __launch_bounds__(kRowThreads) sigmoid_gate_kernel(RowsArg<X const> x, float const* v, bool v_wide, RowsArg<float> out,
-                                                                   std::int64_t rows, std::int64_t width, std::int64_t columns) {
-  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    float const gate = activation::detail::sigmoid(block_dot<kRowThreads>(x.row(row), x.wide, v, v_wide, width));
-    for (std::int64_t i = threadIdx.x; i < columns; i += kRowThreads) out.row(row)[i] = gate;
+struct SigmoidGateArgs {
+  RowsArg<X const> x;  ///< [rows, width]
+  float const* v;      ///< device [width]
+  bool v_wide;         ///< is_wide() of v
+  RowsArg<float> out;  ///< [rows, columns]
+  std::int64_t rows;
+  std::int64_t width;
+  std::int64_t columns;  ///< copies of a row's gate
+};
+
+template <class X>
+__global__ void __launch_bounds__(kRowThreads) sigmoid_gate_kernel(SigmoidGateArgs<X> const a) {
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    float const gate = activation::detail::sigmoid(block_dot<kRowThreads>(a.x.row(row), a.x.wide, a.v, a.v_wide, a.width));
+    for (std::int64_t i = threadIdx.x; i < a.columns; i += kRowThreads) a.out.row(row)[i] = gate;
   }
 }
 
@@ -272,8 +295,15 @@ void RowKernels<space::cuda>::rms_norm(Rows<X const> x, float const* weight, flo
   std::int64_t const rows = x.extent(0);
   expect_shape("rms_norm: y", y, rows, x.extent(1));
   if (rows == 0) return;
-  rms_norm_kernel<<<row_blocks(rows), kRowThreads, 0, stream>>>(rows_arg(x), weight, is_wide(weight, 0), eps, scale, rows_arg(y), rows,
-                                                                x.extent(1));
+  RmsNormArgs<X, Y> const args{.x = rows_arg(x),
+                               .y = rows_arg(y),
+                               .weight = weight,
+                               .weight_wide = is_wide(weight, 0),
+                               .eps = eps,
+                               .scale = scale,
+                               .rows = rows,
+                               .width = x.extent(1)};
+  rms_norm_kernel<<<row_blocks(rows), kRowThreads, 0, stream>>>(args);
   check_launch("rms_norm_kernel");
 }
 
@@ -291,8 +321,14 @@ void RowKernels<space::cuda>::sigmoid_gate(Rows<X const> x, float const* v, Rows
   std::int64_t const rows = x.extent(0);
   expect_shape("sigmoid_gate: out", out, rows, out.extent(1));
   if (rows == 0) return;
-  sigmoid_gate_kernel<<<row_blocks(rows), kRowThreads, 0, stream>>>(rows_arg(x), v, is_wide(v, 0), rows_arg(out), rows, x.extent(1),
-                                                                    out.extent(1));
+  SigmoidGateArgs<X> const args{.x = rows_arg(x),
+                                .v = v,
+                                .v_wide = is_wide(v, 0),
+                                .out = rows_arg(out),
+                                .rows = rows,
+                                .width = x.extent(1),
+                                .columns = out.extent(1)};
+  sigmoid_gate_kernel<<<row_blocks(rows), kRowThreads, 0, stream>>>(args);
   check_launch("sigmoid_gate_kernel");
 }
 

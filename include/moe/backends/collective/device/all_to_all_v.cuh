@@ -72,32 +72,44 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
-/// Writes the record of a token for each rank that has an expert for it. One warp serves `ranks_per_warp` ranks of a token, one or all: it
-/// quantises the row for the first of them and copies it for the others.
+/// Parameters of pack_routes.
 template <class Config, class Quant>
-__global__ void __launch_bounds__(moe::detail::kRoundThreads)
-    pack_routes(moe::detail::RoundView const v, Quant const quant, WireRow<Config, Quant> const wire, RouteTable const table,
-                typename Config::Act const* x, std::int64_t x_stride, float const* weights, std::int64_t weights_stride, std::int64_t rows,
-                std::int32_t const* positions, std::byte* sent, std::byte* received, int ranks_per_warp) {
+struct PackRoutesArgs {
+  moe::detail::RoundView round;
+  moe::detail::TokensToPack<Config, Quant> tokens;
+  RouteTable table;
+  std::int32_t const* positions;  ///< device [M, size] record of a token among those for a rank, or -1
+  std::byte* sent;                ///< device: records for other ranks, by rank
+  std::byte* received;            ///< device: records from all ranks, by rank; this rank's own are written here
+  int ranks_per_warp;             ///< 1 or size
+};
+
+/// Writes the record of a token for each rank that has an expert for it. One warp serves `ranks_per_warp` ranks of a token: it quantises
+/// the row for the first of them and copies it for the others.
+template <class Config, class Quant>
+__global__ void __launch_bounds__(moe::detail::kRoundThreads) pack_routes(PackRoutesArgs<Config, Quant> const a) {
+  moe::detail::RoundView const& v = a.round;
+  auto const& wire = a.tokens.wire;
+  RouteTable const& table = a.table;
   if (*v.bad != 0) {
     return;
   }
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  std::int64_t const parts = (v.size + ranks_per_warp - 1) / ranks_per_warp;
+  std::int64_t const parts = (v.size + a.ranks_per_warp - 1) / a.ranks_per_warp;
   std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * moe::detail::kRoundWarps;
   std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * moe::detail::kRoundWarps + static_cast<int>(threadIdx.x) / 32;
-  for (; i < rows * parts; i += step) {
+  for (; i < a.tokens.rows * parts; i += step) {
     std::int64_t const t = i / parts;
     std::byte const* packed = nullptr;
-    for (int r = static_cast<int>(i % parts) * ranks_per_warp, end = min(v.size, r + ranks_per_warp); r < end; ++r) {
-      std::int32_t const at = positions[t * v.size + r];
+    for (int r = static_cast<int>(i % parts) * a.ranks_per_warp, end = min(v.size, r + a.ranks_per_warp); r < end; ++r) {
+      std::int32_t const at = a.positions[t * v.size + r];
       if (at < 0) {
         continue;
       }
       std::byte* const record =
-          (r == v.rank ? received + v.in_first[r] * wire.bytes() : sent + v.out_first[r] * wire.bytes()) + at * wire.bytes();
+          (r == v.rank ? a.received + v.in_first[r] * wire.bytes() : a.sent + v.out_first[r] * wire.bytes()) + at * wire.bytes();
       if (packed == nullptr) {
-        moe::detail::pack_record(quant, wire, x + t * x_stride, weights + t * weights_stride, record, lane);
+        moe::detail::pack_record(a.tokens, t, record, lane);
         __syncwarp();
       } else {
         for (std::int64_t b = lane; b < wire.bytes() / 16; b += 32) {
@@ -135,7 +147,8 @@ template <class Comm, class Config, class Quant, class Partial>
 void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_plan(Rows<std::int32_t const> ids,
                                                                                moe::detail::RoundOpening const& opening,
                                                                                cudaStream_t stream) {
-  RouteTable const table{ids.data_handle(), ids.stride(0), topk_, owner_, local_, num_physical_};
+  RouteTable const table{
+      .ids = ids.data_handle(), .stride = ids.stride(0), .topk = topk_, .owner = owner_, .local = local_, .num_physical = num_physical_};
   plan_routes<<<static_cast<unsigned>(rounds_.size()), kPlanThreads, 0, stream>>>(rounds_.view(), opening, table, own_rows_, positions_);
   check_launch("plan_routes");
 }
@@ -147,12 +160,21 @@ void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_pack(R
     return;
   }
   constexpr std::int64_t kManyTokens = 2048;  // enough to keep every multiprocessor busy with one warp each
-  RouteTable const table{in.topk_ids.data_handle(), in.topk_ids.stride(0), topk_, owner_, local_, num_physical_};
   int const ranks_per_warp = own_rows_ >= kManyTokens ? rounds_.size() : 1;
   std::int64_t const warps = own_rows_ * (rounds_.size() / ranks_per_warp);
-  pack_routes<Config, Quant><<<moe::detail::round_blocks(warps, moe::detail::kRoundWarps), moe::detail::kRoundThreads, 0, stream>>>(
-      rounds_.view(), quant_, wire_, table, in.hidden.data_handle(), in.hidden.stride(0), in.topk_weights.data_handle(),
-      in.topk_weights.stride(0), own_rows_, positions_, sent_, received_, ranks_per_warp);
+  PackRoutesArgs<Config, Quant> const args{.round = rounds_.view(),
+                                           .tokens = moe::detail::tokens_to_pack(quant_, wire_, in, own_rows_),
+                                           .table = {.ids = in.topk_ids.data_handle(),
+                                                     .stride = in.topk_ids.stride(0),
+                                                     .topk = topk_,
+                                                     .owner = owner_,
+                                                     .local = local_,
+                                                     .num_physical = num_physical_},
+                                           .positions = positions_,
+                                           .sent = sent_,
+                                           .received = received_,
+                                           .ranks_per_warp = ranks_per_warp};
+  pack_routes<<<moe::detail::round_blocks(warps, moe::detail::kRoundWarps), moe::detail::kRoundThreads, 0, stream>>>(args);
   check_launch("pack_routes");
 }
 

@@ -23,14 +23,24 @@ __device__ void for_each_item(std::int64_t n, F const& f) {
   }
 }
 
-/// expert_map [P]: local ids, or null: the ids are local.
+/// Parameters of localize_ids.
 template <class Id>
-__global__ void localize_ids(Id const* ids, std::int64_t stride, std::int64_t rows, std::int64_t topk, int num_physical,
-                             Id const* expert_map, Id* out) {
-  for_each_item(rows * topk, [&](std::int64_t i) {
-    std::int32_t const id = ids[i / topk * stride + i % topk];
-    bool const exists = id >= 0 && id < num_physical;
-    out[i] = !exists ? kNoExpert : expert_map == nullptr ? id : expert_map[id];
+struct LocalizeIdsArgs {
+  Id const* ids;        ///< device [rows, topk] physical ids, or kNoExpert
+  std::int64_t stride;  ///< elements between rows of ids
+  std::int64_t rows;
+  std::int64_t topk;
+  int num_physical;
+  Id const* expert_map;  ///< device [num_physical] local ids, or null: the ids are local
+  Id* out;               ///< device [rows, topk] local ids, or kNoExpert; dense
+};
+
+template <class Id>
+__global__ void localize_ids(LocalizeIdsArgs<Id> const a) {
+  for_each_item(a.rows * a.topk, [&](std::int64_t i) {
+    std::int32_t const id = a.ids[i / a.topk * a.stride + i % a.topk];
+    bool const exists = id >= 0 && id < a.num_physical;
+    a.out[i] = !exists ? kNoExpert : a.expert_map == nullptr ? id : a.expert_map[id];
   });
 }
 
@@ -44,8 +54,14 @@ void LocalExchange<space::cuda, Config, Quant, Partial>::launch_localize(Rows<st
   if (rows_ == 0) {
     return;
   }
-  localize_ids<<<blocks_for(rows_ * topk_), kThreads, 0, stream>>>(ids.data_handle(), ids.stride(0), rows_, topk_, num_physical_,
-                                                                   expert_map_, ids_);
+  LocalizeIdsArgs<std::int32_t> const args{.ids = ids.data_handle(),
+                                           .stride = ids.stride(0),
+                                           .rows = rows_,
+                                           .topk = topk_,
+                                           .num_physical = num_physical_,
+                                           .expert_map = expert_map_,
+                                           .out = ids_};
+  localize_ids<<<blocks_for(rows_ * topk_), kThreads, 0, stream>>>(args);
   check_launch("localize_ids");
 }
 

@@ -159,11 +159,37 @@ void DeviceRounds<Comm>::judge(RoundCall, bool record, cudaStream_t stream) {
   check_launch("judge_round");
 }
 
-/// Copies row t of `in` into a record of another array, except the ids, by one warp.
+/// The tokens that this rank packs into records, without their ids.
 template <class Config, class Quant>
-__device__ void pack_record(Quant const& quant, WireRow<Config, Quant> const& wire, typename Config::Act const* x, float const* weights,
-                            std::byte* record, int lane) {
-  quantization::quantize_row_warp<Quant, typename Config::Act>(quant, x, wire.hidden(), wire.payload(record), wire.scales(record), lane);
+struct TokensToPack {
+  Quant quant;
+  WireRow<Config, Quant> wire;    ///< the layout of a record
+  typename Config::Act const* x;  ///< device [rows, H]
+  std::int64_t x_stride;          ///< elements between rows of x
+  float const* weights;           ///< device [rows, k] top-k weights
+  std::int64_t weights_stride;    ///< elements between rows of weights
+  std::int64_t rows;              ///< M, tokens of this rank
+};
+template <class Config, class Quant>
+TokensToPack<Config, Quant> tokens_to_pack(Quant const& quant, WireRow<Config, Quant> const& wire,
+                                           RoutedTokens<typename Config::Act, Config::hidden> const& in, std::int64_t rows) {
+  return {.quant = quant,
+          .wire = wire,
+          .x = in.hidden.data_handle(),
+          .x_stride = in.hidden.stride(0),
+          .weights = in.topk_weights.data_handle(),
+          .weights_stride = in.topk_weights.stride(0),
+          .rows = rows};
+}
+
+/// Writes token t into a record, except the ids, by one warp.
+template <class Config, class Quant>
+__device__ void pack_record(TokensToPack<Config, Quant> const& tokens, std::int64_t t, std::byte* record, int lane) {
+  auto const& wire = tokens.wire;
+  auto const* const x = tokens.x + t * tokens.x_stride;
+  float const* const weights = tokens.weights + t * tokens.weights_stride;
+  quantization::quantize_row_warp<Quant, typename Config::Act>(tokens.quant, x, wire.hidden(), wire.payload(record), wire.scales(record),
+                                                               lane);
   for (std::int64_t j = lane; j < wire.topk(); j += 32) {
     wire.weights(record)[j] = weights[j];
   }

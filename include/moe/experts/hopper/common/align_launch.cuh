@@ -106,8 +106,15 @@ template <class Output>
 inline void launch_reduce(AlignArgs const& a, void const* rows, void* out, int workers, cudaStream_t stream) {
   long long const chunks = static_cast<long long>(a.max_tokens) * (a.hidden / 8);
   int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
-  launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, static_cast<Output const*>(rows), SlotIds(a.ids, a.id_gap), a.num_tokens,
-         a.max_tokens, a.topk, a.num_experts, a.hidden, static_cast<Output*>(out));
+  ReduceArgs<Output> const args{.rows = static_cast<Output const*>(rows),
+                                .ids = SlotIds(a.ids, a.id_gap),
+                                .num_tokens = a.num_tokens,
+                                .max_tokens = a.max_tokens,
+                                .topk = a.topk,
+                                .num_experts = a.num_experts,
+                                .hidden = a.hidden,
+                                .out = static_cast<Output*>(out)};
+  launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, args);
 }
 
 }  // namespace detail

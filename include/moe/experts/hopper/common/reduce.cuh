@@ -68,22 +68,34 @@ __device__ inline void zero_rows(AlignArgs const& a, void* out, bool all) {
 
 }  // namespace detail
 
-/// out[t] = sum over j, in order, of the rows of the slots that were computed; topk > 1. One thread sums 8 columns.
+/// Parameters of reduce_kernel.
 template <class Output>
-__global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, SlotIds ids, std::int32_t const* num_tokens, int max_tokens,
-                                                     int topk, int num_experts, int hidden, Output* out) {
+struct ReduceArgs {
+  Output const* rows;  ///< device [max_tokens * topk, hidden] the second product of each slot; those of no local expert are not read
+  SlotIds ids;         ///< device [max_tokens, topk] local ids; others than [0, num_experts): no local expert
+  std::int32_t const* num_tokens;  ///< device: tokens, or null: max_tokens
+  int max_tokens;
+  int topk;         ///< more than 1
+  int num_experts;  ///< of this rank
+  int hidden;       ///< a multiple of 8
+  Output* out;      ///< device [max_tokens, hidden]
+};
+
+/// out[t] = sum over j, in order, of the rows of the slots that were computed. One thread sums 8 columns.
+template <class Output>
+__global__ void __launch_bounds__(256) reduce_kernel(ReduceArgs<Output> const a) {
   launch_dependents();
   wait_for_dependencies();
-  int const tokens = num_tokens != nullptr ? min(*num_tokens, max_tokens) : max_tokens;
-  int const chunks = hidden / 8;
+  int const tokens = a.num_tokens != nullptr ? min(*a.num_tokens, a.max_tokens) : a.max_tokens;
+  int const chunks = a.hidden / 8;
   long long const total = static_cast<long long>(tokens) * chunks;
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
        i += static_cast<long long>(gridDim.x) * blockDim.x) {
     long long const token = i / chunks;
     int const chunk = static_cast<int>(i - token * chunks);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    detail::add_slots<Output>(rows, ids, token, topk, num_experts, hidden, 8 * chunk, sum);
-    detail::store_sum<Output>(out + token * hidden + 8 * chunk, sum);
+    detail::add_slots<Output>(a.rows, a.ids, token, a.topk, a.num_experts, a.hidden, 8 * chunk, sum);
+    detail::store_sum<Output>(a.out + token * a.hidden + 8 * chunk, sum);
   }
 }
 
