@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the headers against docs/architecture.md: who may include whom, inline assembly in core/ptx only, lengths of files and functions,
-licence line, no .cuh in a .hpp, what no header may contain, no way from moe.hpp to <mpi.h>. Of tests, benchmarks, examples, capi/ and
-python/src the lengths of headers and functions; of tests that a program whose every case was skipped does not count as passed."""
+parameters of kernels, licence line, no .cuh in a .hpp, what no header may contain, no way from moe.hpp to <mpi.h>. Of tests, benchmarks,
+examples, capi/ and python/src the lengths of headers and functions; of tests that a program whose every case was skipped does not count as
+passed."""
 import argparse
 import pathlib
 import re
@@ -16,6 +17,10 @@ MAX_FUNCTION_LINES = 120
 MAX_KERNEL_LINES = 150
 HEADERS = (".hpp", ".cuh", ".h")
 EXCUSE = re.compile(r"// Longer than \d+ lines: \S")  # on a line right above the function
+MAX_KERNEL_PARAMETERS = 6
+PARAMETER_EXCUSE = re.compile(r"// More than \d+ parameters: \S")  # on a line right above the kernel
+# Headers whose kernels may take more, and why.
+MANY_PARAMETERS = {"moe/experts/cuda_reference": "the oracle of the other experts, which reads like its formula"}
 
 
 def layer_of(path: str) -> tuple[int, str]:
@@ -172,6 +177,26 @@ def long_functions(text: str) -> list[tuple[int, int, int, str]]:
     return found
 
 
+def wide_kernels(text: str) -> list[tuple[int, str, int]]:
+    """(line of __global__, name, parameters) of each kernel that takes more parameters than MAX_KERNEL_PARAMETERS."""
+    code = without_comments_and_strings(text)
+    found = []
+    for kernel in re.finditer(r"\b__global__\b", code):
+        name, begin, at, depth, commas = "", kernel.end(), kernel.end(), 0, 0
+        while at < len(code) and not (depth == 0 and code[at] in "{;"):
+            if depth == 0 and code[at] == "(":  # __launch_bounds__(...), or the parameters
+                name, begin, commas = re.search(r"\w*\s*$", code[:at])[0].strip(), at + 1, 0
+            commas += depth == 1 and code[at] == ","
+            depth += {"(": 1, "<": 1, "[": 1, "{": 1, ")": -1, ">": -1, "]": -1, "}": -1}.get(code[at], 0)
+            at += 1
+            if depth == 0 and code[at - 1] == ")" and not name.startswith("__"):
+                break
+        parameters = commas + 1 if code[begin:at - 1].strip() else 0
+        if parameters > MAX_KERNEL_PARAMETERS:
+            found.append((code[:kernel.start()].count("\n") + 1, name, parameters))
+    return found
+
+
 def unread_skips(text: str) -> list[int]:
     """The lines where RUN_ALL_TESTS() is no argument of exit_code(): a run whose every case is skipped would count as passed."""
     code = without_comments_and_strings(text)
@@ -273,6 +298,10 @@ def main() -> int:
         for first, length, bound, head in long_functions(text):
             if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
                 problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
+        if not name.startswith(tuple(MANY_PARAMETERS)):
+            problems += [f"{name}:{first}: {kernel} takes {count} parameters, at most {MAX_KERNEL_PARAMETERS}: make them one struct"
+                         for first, kernel, count in wide_kernels(text)
+                         if not any(PARAMETER_EXCUSE.search(line) for line in lines[max(0, first - 4):first])]
         if not name.startswith("moe/core/ptx/"):
             problems += [f"{name}:{number}: inline assembly stands in core/ptx only" for number in assembly(text)]
         problems += [f"{name}:{number}: {why}" for number, why in forbidden(text)]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What check_layers.py must see and must let pass: borders between folders, long functions, exit codes, assembly; and what
-scripts/test_table.py says of skipped cases."""
+"""What check_layers.py must see and must let pass: borders between folders, long functions, kernels with many parameters, exit codes,
+assembly; and what scripts/test_table.py says of skipped cases."""
 import pathlib
 import sys
 import unittest
@@ -114,6 +114,19 @@ class LongFunctions(unittest.TestCase):
         self.assertEqual(lines("MPI_Win window;\nMPI_Win_free(&window);\n"), [1, 2])
         self.assertEqual(lines("inline __global__ void a() {}\n__global__ inline void b() {}\n"), [1, 2])
         self.assertEqual(lines("static __global__ void a() {}\ntemplate <class T>\n__global__ void b() {}\n#pragma once\n"), [])
+
+    def test_kernels_with_many_parameters(self):
+        most = ", ".join(f"Pair<int, {n}> const* p{n}" for n in range(c.MAX_KERNEL_PARAMETERS))
+        for head in ("__global__ void k(", "static __global__ void __launch_bounds__(8 * f(2, 3), 1)\n    k(",
+                     "template <class A, class B>\n__global__ void __launch_bounds__(256) k("):
+            with self.subTest(head):
+                line = head.partition("__global__")[0].count("\n") + 2
+                self.assertEqual(c.wide_kernels("\n" + head + most + ") {\n  f(1, 2, 3, 4, 5, 6, 7);\n}\n"), [])
+                self.assertEqual(c.wide_kernels("\n" + head + most + ", int q) {\n}\n"), [(line, "k", c.MAX_KERNEL_PARAMETERS + 1)])
+                self.assertEqual(c.wide_kernels("\n" + head + "int a, /* b, c, d, e, f, g */ A<1, 2> h = {1, 2, 3, 4, 5, 6});\n"), [])
+        self.assertEqual(c.wide_kernels("__global__ void k();\nvoid f(int, int, int, int, int, int, int);\n"), [])
+        self.assertTrue(c.PARAMETER_EXCUSE.search("// More than 6 parameters: it reads like its formula"))
+        self.assertFalse(c.PARAMETER_EXCUSE.search("// More than 6 parameters"))
 
     def test_the_way_to_mpi(self):
         reach = {"moe/moe.hpp": ["a", "b"], "a": ["b"], "b": ["c", "a"], "c": []}
