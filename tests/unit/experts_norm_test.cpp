@@ -119,24 +119,23 @@ std::vector<float> normalised(std::vector<float> y, std::int64_t hidden) {
   }
   return y;
 }
-/// The weighted sum of normalised outputs, each computed alone without a norm.
+/// The weighted sum of normalised outputs, which are computed without a norm: a row for each slot goes through every expert.
 std::vector<float> definition(Sizes const& s, std::vector<float> const& x) {
-  Sizes one{.rows = 1, .hidden = s.hidden, .intermediate = s.intermediate, .experts = s.experts};
   Routing const routing = routing_of(s);
+  auto const h = static_cast<std::size_t>(s.hidden), slots = routing.ids.size(), topk = static_cast<std::size_t>(s.topk);
+  Sizes all = s;
+  all.rows = static_cast<std::int64_t>(slots) + s.experts;  // batched() leaves the last rows of an expert out
+  std::vector<float> in(static_cast<std::size_t>(all.rows) * h);
+  for (std::size_t i = 0; i < slots * h; ++i) {
+    in[i] = x[i / h / topk * h + i % h] * (s.on_input ? routing.weights[i / h] : 1.0F);
+  }
+  std::vector<float> const out = normalised(batched<experts::Reference<double>, Plain>(all, in, false), s.hidden);
   std::vector<float> y(x.size());
-  auto const h = static_cast<std::size_t>(s.hidden);
-  for (std::size_t slot = 0; slot < routing.ids.size(); ++slot) {
+  for (std::size_t slot = 0; slot < slots; ++slot) {
     if (routing.ids[slot] < 0) continue;
-    std::size_t const row = slot / static_cast<std::size_t>(s.topk) * h, e = static_cast<std::size_t>(routing.ids[slot]) * h;
-    float const w = routing.weights[slot];
-    std::vector<float> in(x.begin() + static_cast<std::ptrdiff_t>(row), x.begin() + static_cast<std::ptrdiff_t>(row + h));
-    for (float& v : in) v *= s.on_input ? w : 1.0F;
-    // expert e of batched() gets a row if there are more than e: repeat this one
-    one.rows = s.experts;
-    std::vector<float> rows;
-    for (int i = 0; i < s.experts; ++i) rows.insert(rows.end(), in.begin(), in.end());
-    std::vector<float> const out = normalised(batched<experts::Reference<double>, Plain>(one, rows, false), s.hidden);
-    for (std::size_t i = 0; i < h; ++i) y[row + i] += (s.on_input ? 1.0F : w) * out[e * static_cast<std::size_t>(s.experts) + i];
+    float const w = s.on_input ? 1.0F : routing.weights[slot];
+    std::size_t const from = static_cast<std::size_t>(routing.ids[slot]) * in.size() + slot * h;
+    for (std::size_t i = 0; i < h; ++i) y[slot / topk * h + i] += w * out[from + i];
   }
   return y;
 }

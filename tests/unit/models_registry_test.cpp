@@ -103,7 +103,8 @@ TEST(Registry, PolicyTable) {
       EXPECT_EQ(row.include, "moe/comm/nccl.hpp and moe/backends/collective/device/naive.cuh");
     }
     if (row.name == "monolithic_reference") {
-      EXPECT_EQ(row.type, "moe::experts::Monolithic<moe::experts::Reference<float>>");
+      std::string const argument = row.type.find("<float>") == std::string::npos ? "" : "float";  // clang leaves out defaults
+      EXPECT_EQ(row.type, "moe::experts::Monolithic<moe::experts::Reference<" + argument + ">>");
       EXPECT_EQ(row.include, "moe/experts/monolithic.hpp and moe/experts/reference.hpp");
     }
   }

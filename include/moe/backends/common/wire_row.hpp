@@ -47,17 +47,19 @@ class WireRow {
     }
   }
 
-  /// `rows` records as the experts read them.
+  /// `rows` records, null if there are none, as the experts read them.
   Tokens tokens(std::byte const* records, std::int64_t rows) const {
-    return {view<Payload>(records, rows, Quant::payload_cols(hidden_)), view<Scale>(records + scales_at_, rows, Quant::scale_cols(hidden_)),
-            view<std::int32_t>(records + ids_at_, rows, topk_), view<float>(records + weights_at_, rows, topk_)};
+    return {view<Payload>(records, 0, rows, Quant::payload_cols(hidden_)),
+            view<Scale>(records, scales_at_, rows, Quant::scale_cols(hidden_)), view<std::int32_t>(records, ids_at_, rows, topk_),
+            view<float>(records, weights_at_, rows, topk_)};
   }
 
  private:
   static std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   template <class T>
-  Rows<T const> view(std::byte const* at, std::int64_t rows, std::int64_t cols) const {
-    return make_rows(reinterpret_cast<T const*>(at), rows, cols, bytes_ / static_cast<std::int64_t>(sizeof(T)));
+  Rows<T const> view(std::byte const* records, std::int64_t at, std::int64_t rows, std::int64_t cols) const {
+    std::byte const* const first = records == nullptr ? nullptr : records + at;
+    return make_rows(reinterpret_cast<T const*>(first), rows, cols, bytes_ / static_cast<std::int64_t>(sizeof(T)));
   }
 
   std::int64_t hidden_;
