@@ -19,7 +19,7 @@
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"
 
-/// Defined in cublas_grouped.cuh, so that the linker's message for a program without the kernels says what to do.
+/// The kernels of cublas_grouped.cuh define this function: the linker names it in its message about a program without them.
 namespace moe::fix {
 void include_moe_experts_cublas_grouped_cuh_or_link_a_model_library();
 }  // namespace moe::fix

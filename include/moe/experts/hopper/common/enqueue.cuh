@@ -12,8 +12,8 @@
 
 namespace moe::hopper::detail {
 
-/// The set of devices on which an action was done; each piece of code with such an action has a static object. Devices from 64 on are never
-/// recorded.
+/// The set of devices on which an action was done; each piece of code with such an action has a static object. On devices 64 and above the
+/// action is done at every call.
 class OncePerDevice {
  public:
   /// Calls `act` unless it was called on the current device before. An `act` that throws does not count.

@@ -64,7 +64,7 @@ inline void check_device(int device, char const* device_name, int major, int min
   }
 }
 
-/// H and I must be multiples of these: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. The rest
+/// H and I must be multiples of these: rows of 16 bytes, and with block scales no block with both gate and up rows. The rest
 /// of a tile is zero: the copy engine and the gathering loader fill it with zeros, and nothing past the end is stored.
 constexpr int hidden_multiple(Scheme s) { return 16 / element_bytes(s); }
 constexpr int intermediate_multiple(Scheme s) { return s == Scheme::fp8_block ? 128 : 16 / element_bytes(s); }

@@ -165,8 +165,8 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
   }
 }
 
-/// A warp that loads the scales of each unit's two weight boxes, chunk by chunk. A scale at a time, by cp.async into the stages, put two
-/// more arrivals into every step.
+/// A warp that loads the scales of each unit's two weight boxes, chunk by chunk. Tried: each scale by cp.async into
+/// its stage, which put two more arrivals into every step.
 template <int Stages, class Memory>
 __device__ void load_box_scales(LayerParams const& p, Memory const& memory) {
   int const lane = thread_index() & 31;

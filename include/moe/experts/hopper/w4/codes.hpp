@@ -16,15 +16,15 @@
 
 namespace moe::hopper {
 
-inline constexpr std::uint32_t kE2m1Bits = 0x81C081C0u;     ///< of a fragment register
-inline constexpr std::uint32_t kRestOfFirst = 0x0C180C18u;  ///< bits that registers 0 to 2 leave of the first word
+inline constexpr std::uint32_t kE2m1Bits = 0x81C081C0u;     ///< the bits of a fragment register that hold its two codes
+inline constexpr std::uint32_t kRestOfFirst = 0x0C180C18u;  ///< the bits of the first word that registers 0 to 2 leave free
 inline constexpr int kRestShift = 2;                        ///< the second word's remaining bits, shifted left by this, fall between them
 
 MOE_HD constexpr std::uint32_t rotate_left(std::uint32_t v, int bits) {
   int const n = bits & 31;
   return n == 0 ? v : (v << n) | (v >> (32 - n));
 }
-/// The distance by which register f is rotated to the left (negative: to the right) from where it is used.
+/// Register f is stored rotated to the left by this many bits (negative: to the right).
 MOE_HD constexpr int e2m1_shift(int f) { return f == 3 ? 4 : f == 7 ? -2 : (f & 3) == 0 ? 0 : (f & 3) == 1 ? 6 : -6; }
 
 /// f[i]: the two codes of register i, the first one in bits 0 to 3, the second in bits 4 to 7.
@@ -61,8 +61,8 @@ MOE_HD constexpr std::uint32_t int8_bases(std::uint32_t word, int f) { return ((
 inline constexpr std::uint32_t kNvfp4ScaleBase = 0x7600u;
 inline constexpr float kNvfp4Factor = 128.0F;
 
-/// The stored form of the magnitude of an e4m3 scale: 5 bits of exponent and 3 of mantissa, so that subnormal numbers are normal. Of zero,
-/// whose codes are stored as zero, it is 0.
+/// The stored form of the magnitude of an e4m3 scale: 5 bits of exponent and 3 of mantissa, so that subnormal numbers are normal. A scale
+/// of zero has the byte 0, and its codes are stored as zero.
 MOE_HD constexpr std::uint32_t nvfp4_scale_byte(std::uint32_t e4m3) {
   std::uint32_t const magnitude = e4m3 & 0x7Fu;
   if (magnitude >= 8) return magnitude + (3u << 3);

@@ -122,7 +122,7 @@ __device__ inline void pack_int8_brick(W4PackArgs const& a, long long expert, in
       std::uint32_t registers[2] = {0, 0};
 #pragma unroll
       for (int f = 0; f < 2; ++f) {
-        int const i = 2 * (w % 2) + f;  // of the fragment of step 2 half + w / 2
+        int const i = 2 * (w % 2) + f;  // register of the fragment of step 2 half + w / 2
         int const row = source_row(a, tile, 16 * (thread >> 5) + ((thread & 31) >> 2) + 8 * (i & 1));
         int const k = step * kBrickDepth + 16 * (2 * half + w / 2) + 2 * (thread & 3) + 8 * (i >> 1);
         if (row < 0) continue;

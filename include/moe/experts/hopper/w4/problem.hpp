@@ -105,7 +105,7 @@ struct W4Activation {
   float limit = std::numeric_limits<float>::infinity();
 };
 
-/// Any activation, chosen at run time, and on which side the router weight multiplies. It has kernels of its own.
+/// Any activation, chosen at run time, and on which side the router weight multiplies. It is compiled into kernels of its own.
 struct W4AnyActivation {
   activation::Kind kind = activation::Kind::silu;
   activation::Constants constants{};

@@ -26,7 +26,7 @@ class HighThroughputTickets {
     bool const asks = threadIdx.x % 32 == 0;
     return asks ? atomicAdd(reinterpret_cast<unsigned long long*>(next_ + from_), 1ULL) : 0;
   }
-  /// The requested token, or one of another range; -1: none is left. By a whole warp.
+  /// The requested token; if its range is used up, one of the range with most tokens left; -1: none is left. Called by a whole warp.
   __device__ int take(std::uint64_t ticket) {
 #pragma unroll 1
     for (;; ticket = ask()) {

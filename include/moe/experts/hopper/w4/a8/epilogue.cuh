@@ -48,7 +48,7 @@ __device__ inline void store_activated(Params const& p, Memory<L> const& memory,
       for (int b = 0; b < L::kBricks; ++b) most = fmaxf(most, fabsf(total[b][4 * j + i]));
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, offset));
-      if (lane < 4) atomicMax(amax + 8 * j + 2 * lane + i, __float_as_int(most));  // not negative: ordered as their bits
+      if (lane < 4) atomicMax(amax + 8 * j + 2 * lane + i, __float_as_int(most));  // floats >= 0 compare as their bits
     }
   }
   joint_barrier<L::kGroups>();
