@@ -129,7 +129,7 @@ class Runner:
         w13_bias, w2_bias: float32 [E_local, 2I] and [E_local, H]; both or none.
         w13_scale, w2_scale: scales of quantised weights, as `quantize` and `nvfp4_scales` make them.
         quantization: "none", "fp8_block128", "fp8_per_token", "mxfp8", "int8_per_channel", "int8_per_token", "int4_group32",
-            "int4_group64", "int4_group128", "int4_group128_zero", these four with "_fp8" behind them, "mxfp4_w4a16", "mxfp4_fp8",
+            "int4_group64", "int4_group128", "int4_group128_zero", each of these four also with "_fp8", "mxfp4_w4a16", "mxfp4_fp8",
             "nvfp4_w4a16"; docs/c.md has a table.
         dtype: of hidden and output: "float32", "bfloat16", "float16"; None: w13's, or "bfloat16" with quantised weights.
         num_experts: E of all ranks; None: E_local times the size of the group.

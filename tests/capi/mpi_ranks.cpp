@@ -74,7 +74,7 @@ void run(moe_group_t group, char const* backend) {
     expect(p.forward() == MOE_OK, "forward", backend);
     expect(p.right(), "output", backend);
   }
-  // The last rank's hidden states have a wrong dtype: it gets E_ARG, the others E_PEER, without a wait.
+  // The last rank's hidden states have a wrong dtype: it gets E_ARG, the others E_PEER, before the deadline.
   DLTensor hidden = p.arrays.hidden.tensor();
   if (rank == ranks - 1) hidden.dtype.code = kDLInt;
   moe_status const status =

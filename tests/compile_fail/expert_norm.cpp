@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/compile_fail/expert_norm.cpp: a model whose experts' outputs are normalised, with experts that do not say they do it.
+// tests/compile_fail/expert_norm.cpp: a model whose experts' outputs are normalised, with experts that do not declare kNormalisesOutput.
 // expect: the model normalises each expert's output before the weighted sum, and the experts kernel sums without a norm
 // prints: ArchetypeExperts
 // prints: Config

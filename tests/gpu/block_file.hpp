@@ -68,7 +68,7 @@ int each_block_file(Test test) {
   return count;
 }
 
-/// The same for experts, some of which refuse the files whose experts' outputs are normalised.
+/// As each_block_file(), without the files that Experts refuse: those with a norm of the experts' outputs. The number of files run.
 template <class Experts, class Test>
 int each_block_file_of(Test test) {
   int refused = 0;

@@ -57,7 +57,7 @@ def check(group, to_device, to_host, bound: float) -> None:
                 output = to_host(runner.forward_routed(hidden, ids, weights))
                 runner.wait()
                 assert distance(output, expected) < bound, (backend, distance(output, expected))
-            # The last rank's ids have a dtype that is refused: it gets ArgumentError, the others PeerError, without a wait.
+            # The last rank's ids have a dtype that is refused: it gets ArgumentError, the others PeerError, before the deadline.
             bad = layer.ids.astype(np.float32) if rank == size - 1 else layer.ids
             wanted = moe.ArgumentError if rank == size - 1 else moe.PeerError
             try:

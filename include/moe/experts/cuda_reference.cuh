@@ -216,7 +216,8 @@ __global__ void sum_slots(SlotTable table, Out const* z, std::int64_t hidden, st
   }
 }
 
-/// The second product where the experts' outputs go through a norm. z: [slots, hidden] for them; batched: y itself, its rows contiguous.
+/// The second product and the norm of its outputs. z: [slots, hidden] scratch of a standard batch; a batched call normalises in y, whose
+/// rows are contiguous.
 template <class Weights>
 void launch_normalised(Weights const& weights, SlotTable const& table, std::int64_t rows, std::int64_t hidden, std::int64_t width,
                        bool on_input, float const* w2, float const* h, float* z, float* y, std::int64_t y_stride, cudaStream_t stream) {
@@ -252,7 +253,8 @@ void CudaReference::Kernel<Config, Quant, Format>::weights_changed(cudaStream_t 
 
 namespace detail {
 
-/// The launches that both formats share; `rows` are rows of y. Norms: whether the weights may have a norm; z: for it.
+/// The launches that both formats share; `rows` are rows of y. Norms: whether the weights may have a norm; z: its scratch, [slots, hidden],
+/// standard format only.
 template <class Act, bool Norms, class Quant, class Activation, class Weights, class Payload, class Scale>
 void launch_reference(Quant const& quant, Activation const& activation, Weights const& weights, SlotTable const& table,
                       Payload const* rows_in, std::int64_t row_stride, Scale const* scales_in, std::int64_t scale_stride, std::int64_t rows,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/pass_logits.hpp: for experts kernels that route themselves: instead of a top-k, every expert with its logit.
+// routing/pass_logits.hpp: for experts that route inside: every expert with its logit instead of a top-k.
 #pragma once
 
 #include <cstdint>

@@ -204,7 +204,7 @@ constexpr bool takes([[maybe_unused]] Kind kind, [[maybe_unused]] bool weight_on
 }
 
 /// Experts::kNormalisesOutput: where Config::expert_norm is not none and the weights have a norm (ExpertWeights::norm), each expert's
-/// output goes through it before the router's weight. Default: they sum as they multiply, and weights with a norm are refused.
+/// output goes through it before the router's weight. Default: no; weights with a norm are refused.
 template <class Experts>
 constexpr bool normalises_output() {
   if constexpr (requires { Experts::kNormalisesOutput; }) {

@@ -9,8 +9,8 @@
 
 namespace moe::experts::detail {
 
-/// y ← s·y / sqrt(mean((s·y)²) + eps), y [hidden]. The squares are summed in double, in one order, so that none overflows and the other
-/// rows of a call change no bit.
+/// y ← s·y / sqrt(mean((s·y)²) + eps), y [hidden]. The squares are summed in double, so that none overflows, and in one order, so
+/// that other rows of the call change no bit.
 inline void normalise_output(ExpertNormWeights const& norm, float* y, std::int64_t hidden) {
   double squares = 0.0;
   for (std::int64_t i = 0; i < hidden; ++i) {

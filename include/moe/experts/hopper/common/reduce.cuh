@@ -71,8 +71,8 @@ __device__ inline void zero_rows(AlignArgs const& a, void* out, bool all) {
 /// Parameters of reduce_kernel.
 template <class Output>
 struct ReduceArgs {
-  Output const* rows;  ///< device [max_tokens * topk, hidden] the second product of each slot; those of no local expert are not read
-  SlotIds ids;         ///< device [max_tokens, topk] local ids; others than [0, num_experts): no local expert
+  Output const* rows;  ///< device [max_tokens * topk, hidden] the second product of each slot; those without a local expert are not read
+  SlotIds ids;         ///< device [max_tokens, topk] local ids; an id outside [0, num_experts): no local expert
   std::int32_t const* num_tokens;  ///< device: tokens, or null: max_tokens
   int max_tokens;
   int topk;         ///< more than 1
