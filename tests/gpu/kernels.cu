@@ -53,6 +53,9 @@ template __global__ void activate_shared_kernel(ActivateShared<bf16>);
 
 namespace moe::experts::detail {
 template __global__ void requantize_rows(Fp8, SlotTable, std::int64_t, float*, Fp8::Payload<float>*, Fp8::Scale*);
+template __global__ void normalised_product(SlotTable, float const*, float const*, float const*, std::int64_t, std::int64_t, float const*,
+                                            float, float*);
+template __global__ void sum_slots(SlotTable, float const*, std::int64_t, std::int64_t, bool, float*, std::int64_t);
 }  // namespace moe::experts::detail
 
 namespace moe::backends::detail {
