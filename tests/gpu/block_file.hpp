@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "golden_dir.hpp"
 #include "moe/models/block_runner.hpp"
 #include "stored_array.hpp"
@@ -80,6 +81,19 @@ int each_block_file_of(Test test) {
     }
   });
   return all - refused;
+}
+
+/// Experts refuse the files with a norm of the experts' outputs when the layer is constructed.
+template <class Quant, class Backend, class Experts, class Act = moe::bf16>
+void expect_norm_refused() {
+  int files = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (!f.description.expert_norm) return;
+    ++files;
+    expect_error(moe::ErrorCode::unsupported, moe::text(Experts::kName, " cannot normalise an expert's output before the weighted sum"),
+                 [&] { (void)f.run<Quant, Backend, Experts, Act>(); });
+  });
+  EXPECT_GT(files, 0);
 }
 
 }  // namespace moe_test

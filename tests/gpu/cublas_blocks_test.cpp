@@ -34,5 +34,10 @@ TEST(CublasBlocks, Bf16EqualsExpected) {
     EXPECT_LT(moe_test::relative_error(f.run<quantization::None, Local, experts::CublasGrouped, bf16>(), f.expected), 1.2e-2);
   });
 }
+/// Muse-Spark: there is no norm between the second product and the weighted sum.
+TEST(CublasBlocks, ANormOfOutputsIsRefused) {
+  moe_test::expect_norm_refused<quantization::None, Local, experts::CublasGrouped, float>();
+  moe_test::expect_norm_refused<quantization::None, Local, experts::CublasGrouped, bf16>();
+}
 
 }  // namespace

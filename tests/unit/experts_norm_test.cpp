@@ -10,106 +10,41 @@
 
 #include "expect_close.hpp"
 #include "expect_error.hpp"
-#include "moe/activation/activation.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/experts/monolithic.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
-#include "moe/models/runtime_layer.hpp"
 #include "moe/modular_kernel.hpp"
-#include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
 #include "numbers.hpp"
+#include "output_norm.hpp"
 
 namespace {
 
 using namespace moe;
+namespace norm = moe_test::output_norm;
 using moe_test::expect_close;
 using moe_test::expect_error;
 using moe_test::normal;
+using norm::batched;
+using norm::kEps;
+using norm::Routing;
+using norm::Sizes;
+using norm::standard;
+using norm::store;
 using quantization::None;
+using Plain = norm::Plain<float>;
+using Normed = norm::Normed<float>;
+using IfGiven = norm::IfGiven<float>;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kEps = 0.02F;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct Plain : LayerDefaults {
-  using Activation = activation::Any;
-};
-struct Normed : Plain {
-  static constexpr ExpertNorm expert_norm = ExpertNorm::always;
-};
-using IfGiven = models::RuntimeLayer<float, float>;
-
-struct Sizes {
-  std::int64_t rows, hidden, intermediate;
-  int experts = 5, topk = 3;
-  bool on_input = false, biases = true;
-};
-template <class Config, class Quant = None>
-experts::WeightStore<Config, Quant> store(Sizes const& s, bool normed) {
-  experts::WeightStore<Config, Quant> out(s.experts, s.hidden, s.intermediate, true);
-  for (int e = 0; e < s.experts; ++e) {
-    out.set_expert(e, normal(10 + e, 2 * s.intermediate * s.hidden, 0.3F).data(), normal(50 + e, s.hidden * s.intermediate, 0.3F).data());
-    if (s.biases) out.set_bias(e, normal(90 + e, 2 * s.intermediate, 0.3F).data(), normal(95 + e, s.hidden, 0.3F).data());
-  }
-  if (normed) out.set_norm(normal(5, s.hidden).data(), kEps);
-  return out;
-}
-template <class Config>
-Shape<Config> shape(Sizes const& s) {
-  return Shape<Config>({s.hidden, s.intermediate, s.experts, s.topk, s.on_input});
-}
-struct Routing {
-  std::vector<std::int32_t> ids;
-  std::vector<float> weights;
-};
-/// Row r chooses the experts r, r + 1, …, and -1 once among them.
-Routing routing_of(Sizes const& s) {
-  Routing out{{}, normal(3, s.rows * s.topk)};
-  for (std::int64_t r = 0; r < s.rows; ++r) {
-    for (int j = 0; j < s.topk; ++j) out.ids.push_back(r % 3 == j ? kNoExpert : static_cast<std::int32_t>((r + j) % s.experts));
-  }
-  return out;
-}
-
-template <class Policy, class Config, class Quant = None>
-std::vector<float> standard(Sizes const& s, std::vector<float> const& x, bool normed) {
-  Arena<space::host> arena;
-  auto const weights = store<Config, Quant>(s, normed);
-  typename Policy::template Kernel<Config, None, ActivationFormat::standard> kernel(shape<Config>(s), weights.view(), s.rows, {}, {}, {},
-                                                                                    arena);
-  Routing const routing = routing_of(s);
-  std::vector<float> y(x.size(), kNan);
-  kernel.apply({make_rows(x.data(), s.rows, s.hidden), make_rows(static_cast<float const*>(nullptr), s.rows, 0),
-                make_rows(routing.ids.data(), s.rows, s.topk), make_rows(routing.weights.data(), s.rows, s.topk)},
-               make_rows(y.data(), s.rows, s.hidden), HostStream{});
-  return y;
-}
-/// Every row through every expert, [E, rows, H], unweighted; expert e leaves out its last e rows.
-template <class Policy, class Config>
-std::vector<float> batched(Sizes const& s, std::vector<float> const& x, bool normed) {
-  Arena<space::host> arena;
-  auto const weights = store<Config>(s, normed);
-  typename Policy::template Kernel<Config, None, ActivationFormat::batched> kernel(shape<Config>(s), weights.view(), s.rows, {}, {}, {},
-                                                                                   arena);
-  std::vector<float> all;
-  std::vector<std::int32_t> counts;
-  for (int e = 0; e < s.experts; ++e) {
-    all.insert(all.end(), x.begin(), x.end());
-    counts.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(s.rows - e, 0)));
-  }
-  std::vector<float> y(all.size(), 0.0F);
-  kernel.apply(
-      {make_blocks<dynamic, float const>(all.data(), s.experts, s.rows, s.hidden),
-       make_blocks(static_cast<float const*>(nullptr), s.experts, s.rows, 0), make_vector<std::int32_t const>(counts.data(), s.experts)},
-      make_blocks(y.data(), s.experts, s.rows, s.hidden), HostStream{});
-  return y;
-}
 /// s·y / sqrt(mean((s·y)²) + eps) of each row.
 std::vector<float> normalised(std::vector<float> y, std::int64_t hidden) {
-  std::vector<float> const scale = normal(5, hidden);
+  std::vector<float> const scale = norm::scale_of(hidden);
   auto const h = static_cast<std::size_t>(hidden);
   for (std::size_t first = 0; first < y.size(); first += h) {
     long double squares = 0;
@@ -121,7 +56,7 @@ std::vector<float> normalised(std::vector<float> y, std::int64_t hidden) {
 }
 /// The weighted sum of normalised outputs, which are computed without a norm: a row for each slot goes through every expert.
 std::vector<float> definition(Sizes const& s, std::vector<float> const& x) {
-  Routing const routing = routing_of(s);
+  Routing const routing = norm::routing_of(s);
   auto const h = static_cast<std::size_t>(s.hidden), slots = routing.ids.size(), topk = static_cast<std::size_t>(s.topk);
   Sizes all = s;
   all.rows = static_cast<std::int64_t>(slots) + s.experts;  // batched() leaves the last rows of an expert out
@@ -146,7 +81,7 @@ using HostExperts = testing::Types<experts::Reference<>, experts::Reference<doub
 TYPED_TEST_SUITE(NormOn, HostExperts);
 
 TYPED_TEST(NormOn, X25_EachOutputIsNormalisedBeforeItIsWeighted) {
-  for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{7, 72, 40}, Sizes{70, 48, 16}, Sizes{7, 24, 16, 5, 3, true}, Sizes{9, 600, 328, 3, 2}}) {
+  for (Sizes const& s : norm::kStandard) {
     SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.hidden);
     std::vector<float> const x = normal(7, s.rows * s.hidden), want = definition(s, x);
     expect_close(standard<TypeParam, Normed>(s, x, true), want, 4e-6F);
@@ -154,7 +89,7 @@ TYPED_TEST(NormOn, X25_EachOutputIsNormalisedBeforeItIsWeighted) {
   }
 }
 TYPED_TEST(NormOn, X25_BatchesAreNormalisedRowByRow) {
-  for (Sizes const& s : {Sizes{1, 24, 16}, Sizes{33, 72, 40}}) {
+  for (Sizes const& s : norm::kBatched) {
     std::vector<float> const x = normal(7, s.rows * s.hidden);
     expect_close(batched<TypeParam, Normed>(s, x, true), normalised(batched<experts::Reference<double>, Plain>(s, x, false), s.hidden),
                  4e-6F);
