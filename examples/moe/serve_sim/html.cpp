@@ -28,6 +28,7 @@ svg { width: 100%; height: auto; display: block; overflow: visible; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .rule { stroke: var(--rule); }
 .mark { stroke: var(--mark); stroke-dasharray: 4 3; }
+@media (max-width: 40rem) { svg text { font-size: 20px; } }
 .before { fill: var(--before); } .after { fill: var(--after); }
 .line { fill: none; stroke: var(--after); stroke-width: 1.5; }
 .key span { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; border-radius: 2px; }
@@ -79,8 +80,11 @@ function chart(id, low, high, label) {
   return {draw, y};
 }
 
-// Every n-th label, so that at most 16 are drawn.
-const every = count => Math.max(1, Math.ceil(count / 16));
+// Every n-th label, n = 1, 2, 5, 10, 20, …, so that at most 17 are drawn.
+const every = count => {
+  const raw = Math.max(1, count / 16), power = 10 ** Math.floor(Math.log10(raw));
+  return power * [1, 2, 5, 10].find(f => f * power >= raw);
+};
 
 function bars() {
   const {before, after} = run;
