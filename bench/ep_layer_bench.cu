@@ -2,15 +2,16 @@
 // bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel.
 //
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
-//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax] [--json FILE]
+//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--json FILE]
 //
 // One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
 // 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with
 // overlap_dispatch, bf16, above 256 tokens. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its
 // fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the layer's definition in
 // float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do
-// the routing; softmax: the layer routes from logits. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes
-// the same amount.
+// the routing; softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from FOLDER/<shape>_<tokens>.bin, so that another
+// implementation runs with the same routing: ids int32 [ranks, tokens, topk], then weights float32 of the same shape, of this machine's
+// byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same amount.
 #include <mpi.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <random>
 
 #include "bench/bench_report.hpp"
+#include "bench/given_routing.hpp"
 #include "bench/rank_experts.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/all_to_all_v.cuh"
@@ -146,7 +148,7 @@ std::vector<float> reference(RandomExperts<Quant> const& experts, LayerShape con
   return out.download();
 }
 
-/// The input of one rank to every call. With `softmax`, ids and weights are the host router's results for the logits.
+/// The input of one rank to every call. Ids and weights are random; with `softmax` the host router's results for the logits.
 struct Batch {
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;
@@ -213,7 +215,13 @@ class Bench {
     int const local = s.num_experts / host_.size();
     RandomExperts<Quant> const weights(s.hidden, s.intermediate, local, static_cast<std::uint64_t>(1000 * host_.rank()));
     for (int const tokens : options_.tokens) {
-      Batch batch(s, tokens, host_.rank(), !given());
+      Batch batch(s, tokens, host_.rank(), options_.routing == "softmax");
+      if (from_files()) {
+        moe_bench::GivenRouting const r(text(options_.routing, "/", model.name, "_", tokens, ".bin"), {s.num_experts, s.topk}, tokens,
+                                        host_.rank(), host_.size());
+        batch.ids = r.ids;
+        batch.weights = r.weights;
+      }
       std::vector<float> const want = expected(weights, s, batch, tokens);
       auto const measure_one = [&](auto backend, auto experts, char const* name, auto const& params) {
         try {
@@ -260,7 +268,8 @@ class Bench {
       }
     }
   }
-  bool given() const { return options_.routing == "given"; }
+  bool from_files() const { return options_.routing.find('/') != std::string::npos; }
+  bool given() const { return options_.routing != "softmax"; }
   bool wanted(char const* backend) const { return std::ranges::find(options_.backends, backend) != options_.backends.end(); }
 
   /// The first rows of this rank's output, in float32: every rank computes what its experts add to the samples of all.
@@ -428,7 +437,7 @@ void set_option(Options& options, std::string const& key, std::string const& val
   } else if (key == "--backends") {
     options.backends = known_names(key, value, {"window", "fused", "low_latency", "high_throughput", "all_to_all_v"});
   } else if (key == "--routing") {
-    options.routing = known_name(key, value, {"given", "softmax"});
+    options.routing = value.find('/') == std::string::npos ? known_name(key, value, {"given", "softmax", "a folder with a /"}) : value;
   } else if (key == "--like-ranks") {
     options.like_ranks = count(key, value, 0);
   } else {
