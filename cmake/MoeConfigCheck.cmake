@@ -9,8 +9,11 @@
 # are judged; no kernel and no exchange is instantiated.
 function(moe_add_config_check name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;COMPOSITIONS")
-  if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS OR arg_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "moe_add_config_check(${name}): HEADERS and COMPOSITIONS are required, and nothing else is taken")
+  if(arg_UNPARSED_ARGUMENTS)
+    list(JOIN arg_UNPARSED_ARGUMENTS " " unknown)
+    message(FATAL_ERROR "moe_add_config_check(${name}): not known: ${unknown}, known: HEADERS COMPOSITIONS")
+  elseif(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
+    message(FATAL_ERROR "moe_add_config_check(${name}): HEADERS and COMPOSITIONS are required")
   endif()
   set(text "// ${name}.cpp: generated; each composition that breaks a rule is one error.\n#include <moe/core/contract/check.hpp>\n")
   foreach(header IN LISTS arg_HEADERS)

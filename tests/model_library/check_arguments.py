@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Configures small projects that call moe_add_model_library() and moe_add_hopper_kernels(). Wrong arguments: each is one error that names
-what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and every quantisation is, in
-both spaces, a layer that satisfies the rules and the scheme of its name. Targets of the library are stand-ins, so that nothing is searched
-for."""
+"""Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each is
+one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and every
+quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. Targets of the library are stand-ins, so that
+nothing is searched for."""
 import argparse
 import pathlib
 import re
@@ -54,6 +54,11 @@ REFUSED = [
      ". Others need a library of their own with no_expert_parallel or all_to_all_v"),
     (f"{PRETEND}{QWEN} SPACE cuda BACKENDS high_throughput QUANTIZATIONS fp8_per_token)",
      "BACKENDS high_throughput cannot carry QUANTIZATIONS fp8_per_token in SPACE cuda, it carries: " + CARRIED),
+    ("moe_add_config_check(name HEADERS mine.hpp)", "moe_add_config_check(name): HEADERS and COMPOSITIONS are required"),
+    ('moe_add_config_check(name COMPOSITIONS "C, R, Q, B, E")', "moe_add_config_check(name): HEADERS and COMPOSITIONS are required"),
+    ("moe_add_config_check(name HEADERS)", "moe_add_config_check(name): HEADERS and COMPOSITIONS are required"),
+    ('moe_add_config_check(name HEADER mine.hpp COMPOSITIONS "C, R, Q, B, E")',
+     "moe_add_config_check(name): not known: HEADER mine.hpp, known: HEADERS COMPOSITIONS"),
 ]
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(small LANGUAGES {languages})
@@ -61,7 +66,7 @@ foreach(target moe::moe moe::io moe::mpi moe::onednn moe::cuda moe::cublas MoeTo
   add_library(${{target}} INTERFACE IMPORTED)
 endforeach()
 set_target_properties(moe::moe PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "$<BUILD_INTERFACE:{root}/include>;$<INSTALL_INTERFACE:include>")
-foreach(module MoeCudaArchitectures MoeCInterface MoePresetLibrary MoeModelLibrary MoeHopperKernels)
+foreach(module MoeCudaArchitectures MoeCInterface MoeConfigCheck MoePresetLibrary MoeModelLibrary MoeHopperKernels)
   include({root}/cmake/${{module}}.cmake)
 endforeach()
 {call}

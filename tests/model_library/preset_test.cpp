@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <moe/backends/window/host/high_throughput.hpp>
 #include <moe_test_preset.hpp>
 #include <moe_test_preset_int8.hpp>
 #include <type_traits>
@@ -32,6 +33,12 @@ using moe::models::ChosenRunner;
 using moe::models::Phase;
 static_assert(std::is_same_v<ChosenRunner<moe::models::Qwen3_30B_A3B, Phase::decode, Qwen3<Low>, Qwen3<Local>>, Qwen3<Local>>);
 static_assert(std::is_same_v<ChosenRunner<moe::models::DeepSeek_V3, Phase::decode, DeepSeek<Local>, DeepSeek<Low>>, DeepSeek<Low>>);
+// A model of several GPUs takes another backend for prefill.
+using High = moe::backends::HighThroughput<moe::comm::MpiShared>;
+template <Phase P>
+using ChosenDeepSeek = ChosenRunner<moe::models::DeepSeek_V3, P, DeepSeek<Local>, DeepSeek<Low>, DeepSeek<High>>;
+static_assert(std::is_same_v<ChosenDeepSeek<Phase::prefill>, DeepSeek<High>>);
+static_assert(std::is_same_v<ChosenDeepSeek<Phase::decode>, DeepSeek<Low>>);
 
 /// Expert e: gate rows 0.5, up rows (e + 1) / 64, down rows 1 / 128: silu(32) (e + 1) for a row of ones.
 template <class Runner>
