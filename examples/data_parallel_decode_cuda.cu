@@ -71,7 +71,7 @@ std::vector<bf16> decode(comm::Nccl& comm, Block& block, bool graphs) {
   };
   runner::CapturedSizes<space::cuda> captured;
   std::vector<std::int64_t> const sizes{4, 16, kSequences};
-  if (graphs) captured.capture(comm, sizes, capture_obstacle(block.layer()), step);
+  if (graphs) captured.capture(comm, sizes, capture_obstacle(block), step);
   for (int left = kSequences - 5 * comm.rank(), most = left;; --left) {  // a sequence ends in each step; ranks end at different times
     int const rows = std::max(left, 0);
     MPI_Allreduce(&rows, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);  // every rank replays the same size

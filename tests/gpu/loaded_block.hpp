@@ -77,7 +77,7 @@ void expect_graph_of_bits(moe::comm::Self<moe::space::cuda>& self, Block& block,
   moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   moe::runner::CapturedSizes<Cuda> graphs;
   std::vector<std::int64_t> const sizes{count};
-  graphs.capture(self, sizes, moe::runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
+  graphs.capture(self, sizes, moe::runner::capture_obstacle(block.runner()), [&](std::int64_t n, cudaStream_t stream) {
     block.forward(moe::make_rows(static_cast<moe::bf16 const*>(x.data()), n, h), moe::make_rows(y.data(), n, h), {}, stream);
   });
   moe::check_cuda(cudaMemset(y.data(), 0xff, static_cast<std::size_t>(y.bytes())), "cudaMemset");

@@ -61,8 +61,7 @@ std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows =
   runner::CapturedSizes<Cuda> graphs;
   std::vector<std::int64_t> const sizes{rows};
   bring(again);
-  graphs.capture(self, sizes, runner::capture_obstacle(block.runner().layer()),
-                 [&](std::int64_t n, cudaStream_t s) { forward(again, n, s); });
+  graphs.capture(self, sizes, runner::capture_obstacle(block.runner()), [&](std::int64_t n, cudaStream_t s) { forward(again, n, s); });
   check_cuda(cudaMemset(again.data(), 0xff, again.bytes()), "cudaMemset");
   bring(again);
   graphs.replay(rows, stream);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, and a call that works afterwards;
-// load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for nothing; the kernels of a
-// block. Logits with a gate inside, or none without one, do not compile (compile_fail/runner_logits.cpp).
+// load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for nothing, and others say before
+// any work that they cannot be captured; the kernels of a block. Logits with a gate inside, or none without one, do not compile
+// (compile_fail/runner_logits.cpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,12 +16,14 @@
 #include "forward_costs.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
+#include "moe/runner/device/captured_sizes.hpp"
 #include "moe/runner/device/dense_shared.cuh"
 #include "moe/runner/device/linear.cuh"
 #include "moe/runner/device/ranks.hpp"
@@ -255,6 +258,39 @@ TEST_F(RunnerCases, ChunksOfStatedRowsEnqueueOnly) {
       EXPECT_EQ(run(chunked, rows), want);
     }
   }
+}
+
+// Ranks that agree in each forward: a capture names the parameter before any work. With it, the chunks go into a graph.
+TEST_F(RunnerCases, ChunksSayWhatCannotBeCaptured) {
+  using R = Runner<Layer, Chunked>;
+  R asks(self, store.view(), params<R>(2));
+  std::vector<float> const want = run(asks, kMost);
+  auto p = params<R>(2);
+  p.chunking.most_rows = kMost;
+  R stated(self, store.view(), p);
+  auto const forward = [&](R& runner, std::int64_t rows, cudaStream_t s) {
+    runner.forward(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden),
+                   make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(y.data(), rows, kHidden), {}, s);
+  };
+  std::vector<std::int64_t> const sizes{kMost};
+  {
+    runner::CapturedSizes<Cuda> graphs;
+    expect_error(ErrorCode::state, "capture: chunks: most_rows is 0", [&] {
+      graphs.capture(self, sizes, capture_obstacle(asks), [](std::int64_t, cudaStream_t) { FAIL() << "work was issued"; });
+    });
+    EXPECT_EQ(capture_obstacle(stated), "");
+    graphs.capture(self, sizes, capture_obstacle(stated), [&](std::int64_t rows, cudaStream_t s) { forward(stated, rows, s); });
+    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    graphs.replay(kMost, stream);
+    stream.synchronize();
+    std::vector<float> replayed = floats(y);
+    replayed.resize(want.size());
+    EXPECT_EQ(replayed, want);
+  }
+  expect_error(ErrorCode::state, "capture: chunks: most_rows is 0",
+               [&] { CudaGraph const graph(stream, [&] { forward(asks, kMost, stream); }); });
+  EXPECT_EQ(run(asks, kMost), want) << "the refused capture left nothing behind";
 }
 
 /// A block with a gate, shared experts and a factor launches one kernel for the gate, what its layer and its shared experts launch alone,

@@ -135,7 +135,7 @@ OnDevice run_on_device(Weights const& weights, std::vector<float> const& hidden,
   OnDevice run{result(), block.experts(), block.note()};
   runner::CapturedSizes<Cuda> graphs;
   std::vector<std::int64_t> const sizes{rows};
-  block.visit([&](auto& b) { graphs.capture(self, sizes, runner::capture_obstacle(b.runner().layer()), forward); });
+  block.visit([&](auto& b) { graphs.capture(self, sizes, runner::capture_obstacle(b.runner()), forward); });
   check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   graphs.replay(rows, stream);

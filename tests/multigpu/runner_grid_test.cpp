@@ -41,7 +41,7 @@ void replays(Grid const& g, SharedOutput shared) {
   {
     runner::CapturedSizes<Cuda> graphs;
     std::vector<std::int64_t> const sizes{4};
-    graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner.layer()), [&](std::int64_t n, cudaStream_t s) {
+    graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner), [&](std::int64_t n, cudaStream_t s) {
       rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
     });
     for (int i = 0; i < 3; ++i) {
@@ -53,9 +53,18 @@ void replays(Grid const& g, SharedOutput shared) {
     }
   }
   Rank<Backend> asks(g, m, false);
+  {
+    runner::CapturedSizes<Cuda> graphs;
+    std::vector<std::int64_t> const sizes{4};
+    expect_error(ErrorCode::state, "capture: the TP group: rows_agree is false", [&] {
+      graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(asks.runner),
+                     [](std::int64_t, cudaStream_t) { FAIL() << "work was issued"; });
+    });
+  }
   CudaStream stream;
   check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  expect_error(ErrorCode::state, "capture", [&] { asks.runner.forward(rows.x(), rows.y(), {}, stream); });
+  expect_error(ErrorCode::state, "capture: the TP group: rows_agree is false",
+               [&] { asks.runner.forward(rows.x(), rows.y(), {}, stream); });
   cudaGraph_t graph = nullptr;
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   cudaGraphDestroy(graph);
@@ -94,7 +103,7 @@ void replays_several_sizes(Grid const& g, SharedOutput shared) {
     want[n] = result(n);
   }
   runner::CapturedSizes<Cuda> graphs;
-  graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner.layer()), forward);
+  graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner), forward);
   EXPECT_EQ(graphs.sizes(), (std::vector<std::int64_t>{2, 4, 7}));
   for (std::int64_t const n : {1, 7, 3, 2, 4, 5, 1, 6}) {
     SCOPED_TRACE(text(n, " rows"));
@@ -376,7 +385,7 @@ TYPED_TEST(RunnerChunks, StatedRowsNeedNoHost) {
   {
     runner::CapturedSizes<Cuda> graphs;
     std::vector<std::int64_t> const sizes{5};
-    graphs.capture(this->comm, sizes, runner::capture_obstacle(chunked.layer()),
+    graphs.capture(this->comm, sizes, runner::capture_obstacle(chunked),
                    [&](std::int64_t, cudaStream_t s) { chunked.forward(rows.x(), rows.y(), {}, s); });
     for (int i = 0; i < 2; ++i) {
       Memory<Cuda>::fill(rows.out.data(), 0xff, rows.out.bytes());

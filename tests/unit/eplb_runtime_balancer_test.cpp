@@ -33,15 +33,10 @@ using moe::eplb::MoveMode;
 using moe::eplb::RuntimeStep;
 using moe::eplb::SelfGroup;
 
-/// What a runner's layer gets to know.
+/// What a layer or a runner gets to know.
 struct CountsChanges {
   int changed = 0;
   void weights_changed(moe::HostStream) { ++changed; }
-};
-/// A runner: reaches its layer through layer().
-struct AroundALayer {
-  CountsChanges inner;
-  CountsChanges& layer() { return inner; }
 };
 
 constexpr int kLayers = 3, kExperts = 5, kSlots = 7;
@@ -70,7 +65,7 @@ struct OneRankModel {
   PatternWeights weights;
   ExpertMaps maps;
   OneRank balancer;
-  std::vector<AroundALayer> layers;
+  std::vector<CountsChanges> layers;
 };
 
 TEST(RuntimeBalancer, WeightsMapsAndLayersChangeTogether) {
@@ -90,8 +85,7 @@ TEST(RuntimeBalancer, WeightsMapsAndLayersChangeTogether) {
       if (mode == MoveMode::stepwise) {
         EXPECT_LE(done.committed_layers.size(), 1U);
       }
-      for (int l = 0; l < kLayers; ++l)
-        EXPECT_EQ(m.layers[static_cast<std::size_t>(l)].inner.changed, changed[static_cast<std::size_t>(l)]);
+      for (int l = 0; l < kLayers; ++l) EXPECT_EQ(m.layers[static_cast<std::size_t>(l)].changed, changed[static_cast<std::size_t>(l)]);
       EXPECT_EQ(m.weights.check(m.balancer.maps(), 0), "") << name(mode) << ", step " << step;
       auto const published = m.balancer.maps().logical_to_physical().row(1);
       EXPECT_TRUE(std::equal(published.begin(), published.end(), table)) << "at the same address";

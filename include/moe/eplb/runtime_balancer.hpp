@@ -118,13 +118,7 @@ class RuntimeBalancer {
   /// its weights. E_ARG on a layer out of range.
   template <class LayerOrRunner>
   void attach(int layer, LayerOrRunner& user) {
-    users_[static_cast<std::size_t>(checked(layer))].push_back([&user](StreamType stream) {
-      if constexpr (requires { user.weights_changed(stream); }) {
-        user.weights_changed(stream);
-      } else {
-        user.layer().weights_changed(stream);
-      }
-    });
+    users_[static_cast<std::size_t>(checked(layer))].push_back([&user](StreamType stream) { user.weights_changed(stream); });
   }
 
   /// Ends one engine step: every rank calls it once, after the step's forwards were enqueued on `stream`. Collective where it reports,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "moe/core/buffer.hpp"
@@ -57,6 +58,12 @@ struct Lockstep {
     }
     /// Whether the ranks agree in each forward.
     bool agrees() const { return most_rows_ == 0; }
+    /// Why a forward cannot be captured in a CUDA graph, as a sentence; empty if it can.
+    std::string_view capture_obstacle() const {
+      if (!agrees()) return {};
+      return "chunks: most_rows is 0, so the ranks agree on their rows through the host in each forward. "
+             "Fix: give Lockstep the most rows that any rank brings";
+    }
     /// Passes of a forward whose ranks do not agree.
     std::int64_t fixed_passes() const { return std::max<std::int64_t>((most_rows_ + rows_ - 1) / rows_, 1); }
 
@@ -65,7 +72,7 @@ struct Lockstep {
     template <class Check, class StreamT>
     void agree(std::int64_t own, Check const& check, StreamT stream) {
       std::int64_t const most = agrees() ? kMostSize : most_rows_;
-      gatherer_.check(agrees(), stream);
+      gatherer_.check(capture_obstacle(), stream);
       try {
         if (own > most) throw Error(ErrorCode::capacity, text("hidden_states: ", own, " rows exceed ", most));
         check();

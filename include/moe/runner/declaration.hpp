@@ -21,6 +21,7 @@
 #include "moe/runner/gate.hpp"
 #include "moe/runner/output.hpp"
 #include "moe/runner/parallel.hpp"
+#include "moe/runner/parts.hpp"
 #include "moe/runner/primitives.hpp"
 #include "moe/runner/routing_source.hpp"
 #include "moe/runner/shared_experts.hpp"
@@ -36,90 +37,6 @@ MOE_RULE(RunnerComputesLogits,
          "moe: the runner has its gate inside, and forward() was called with logits. "
          "Fix: forward(hidden, output), or Gate = runner::gate::Outside (docs/errors.md#runner-logits)");
 }  // namespace rules
-
-/// The parts of a block that has nothing but its layer. A block's parts inherit this and override types.
-struct RunnerDefaults {
-  using Gate = runner::gate::Outside;              ///< the logits: Outside, Linear, Any
-  using Input = runner::transform::None;           ///< before the experts: None, Projection
-  using Output = runner::transform::None;          ///< after the experts: None, Projection
-  using Shared = runner::shared::None;             ///< None, Separate, Dense, Stored
-  using Scaling = runner::scaling::None;           ///< None, Factor, SharedInverse
-  using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
-  using End = runner::end::None;                   ///< None, BiasNorm
-  using Chunking = runner::chunking::None;         ///< None, Lockstep
-  using DualBatch = runner::dual_batch::None;      ///< None, Halves
-  using Parallel = runner::parallel::None;         ///< None, Groups
-};
-
-namespace runner::detail {
-
-/// The object of a policy, or nothing.
-struct Nothing {
-  static constexpr bool active() { return false; }
-  static constexpr bool takes_routing_weights() { return false; }
-};
-template <class Policy, class Space, class Act>
-struct PartOf {
-  using type = Nothing;
-};
-template <class Policy, class Space, class Act>
-  requires requires { typename Policy::template Part<Space, Act>; }
-struct PartOf<Policy, Space, Act> {
-  using type = typename Policy::template Part<Space, Act>;
-};
-template <class Policy>
-struct GroupOf {
-  using type = Nothing;
-};
-template <class Policy>
-  requires requires { typename Policy::Group; }
-struct GroupOf<Policy> {
-  using type = typename Policy::Group;
-};
-template <class Policy, class Comm>
-struct ChunksOf {
-  using type = Nothing;
-};
-template <class Policy, class Comm>
-  requires requires { typename Policy::template Plan<Comm>; }
-struct ChunksOf<Policy, Comm> {
-  using type = typename Policy::template Plan<Comm>;
-};
-template <class Policy, class Layer>
-struct HalvedOf {
-  using type = Nothing;
-};
-template <class Policy, class Layer>
-  requires requires { typename Policy::template Halved<Layer>; }
-struct HalvedOf<Policy, Layer> {
-  using type = typename Policy::template Halved<Layer>;
-};
-/// Element of the shared experts' output.
-template <class Part, class Act>
-struct SharedRowOf {
-  using type = Act;
-};
-template <class Part, class Act>
-  requires requires { typename Part::Output; }
-struct SharedRowOf<Part, Act> {
-  using type = typename Part::Output;
-};
-/// Whether a layer's rows travel in halves. OnHost has none.
-template <class Layer>
-inline constexpr bool kInHalves = false;
-template <class Layer>
-  requires requires { typename Layer::Half; }
-inline constexpr bool kInHalves<Layer> = facts::is_asynchronous<typename Layer::Backend>();
-/// Whether a layer's experts route inside. A layer without this constant: no.
-template <class Layer>
-inline constexpr bool kMonolithic = false;
-template <class Layer>
-  requires requires { Layer::kMonolithic; }
-inline constexpr bool kMonolithic<Layer> = Layer::kMonolithic;
-template <class Policy>
-inline constexpr bool kPresent = !requires { requires Policy::kAbsent; };
-
-}  // namespace runner::detail
 
 /// y = norm?( s (c out(Σ_e w_e FFN_e(in(x)) + zero experts) + shared(x)) + bias ) on one rank. LayerT: a ModularKernel. PartsT: which of
 /// the rest there is, RunnerDefaults or a struct that inherits it. The space is the layer's. Immovable, as its layer.
@@ -238,6 +155,13 @@ class Runner {
     if constexpr (requires { shared_.choice(); }) return shared_.choice();
     return {};
   }
+
+  /// Call this after the bytes of the routed experts' weights were replaced in place (load balancing), before the next forward() or graph
+  /// replay: the kernels with a copy of their own rebuild it in stream order, also the second one of a dual batch. Shared experts beside
+  /// the layer do not move and are not told.
+  void weights_changed(Stream<Space> stream = {});
+  /// As moe::capture_obstacle(runner).
+  std::string capture_obstacle();
 
   Layer& layer() { return layer_; }
   /// Whether the experts route inside: no mapping, no counted load, no routing to look at.

@@ -226,6 +226,10 @@ struct Halves {
              if (exchange_) facts::check(*exchange_);
            });
     }
+    /// The bytes of the weights were replaced in place; as the layer's.
+    void weights_changed(Stream<Space> stream) {
+      if (kernel_) facts::weights_changed(*kernel_, stream);
+    }
     std::size_t window_bytes() const { return exchange_ ? facts::window_bytes(*exchange_) : 0; }
 
    private:

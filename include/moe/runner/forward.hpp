@@ -348,6 +348,12 @@ void Runner<LayerT, PartsT>::end_layer() noexcept {
   if constexpr (requires { layer_.exchange(); }) facts::end(layer_.exchange());
 }
 
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::weights_changed(Stream<Space> stream) {
+  layer_.weights_changed(stream);
+  if constexpr (kDualBatch) halved_.weights_changed(stream);
+}
+
 /// hidden [M, H] → [M, kernel_hidden]: projected, then padded with zeros.
 template <class LayerT, class PartsT>
 auto Runner<LayerT, PartsT>::expert_input(Rows<Act const> hidden, Stream<Space> stream) -> Rows<Act const> {

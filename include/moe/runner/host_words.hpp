@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "moe/core/rule.hpp"
 #include "moe/core/space.hpp"
@@ -16,7 +17,7 @@ MOE_INCLUDED(RunnerRanks, "what the ranks of a runner on devices exchange", "moe
 namespace runner {
 
 /// Of a communicator:
-///   check(bool waits, stream)     E_STATE if gather() is to be called and the stream is being captured
+///   check(obstacle, stream)       E_STATE if there is an obstacle, a sentence, and the stream is being captured
 ///   gather(word, all [size])      collective; blocks within the communicator's deadline; no allocation
 template <class Comm, class Space = typename Comm::Space>
 class HostWords : rules::RunnerRanks::Broken<Space> {};
@@ -25,7 +26,7 @@ template <class Comm>
 class HostWords<Comm, space::host> {
  public:
   explicit HostWords(Comm& comm) : comm_(comm) {}
-  void check(bool, HostStream) const {}
+  void check(std::string_view, HostStream) const {}
   void gather(std::int64_t word, std::int64_t* all) { comm_.all_gather(&word, sizeof word, all, HostStream{}); }
 
  private:

@@ -64,6 +64,7 @@ class OnHost {
                           make_rows(static_cast<float const*>(given_weights_.data()), m, k), device_y(m), options, Stream<Device>{}, probe);
     take(output);
   }
+  void weights_changed(HostStream) { layer_.weights_changed(Stream<Device>{}); }
   void abandon(HostStream) { layer_.abandon(Stream<Device>{}); }
 
   DeviceLayer& device() { return layer_; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "moe/core/contract/communicator.hpp"
@@ -39,7 +40,7 @@ class GroupRank {
  public:
   /// E_CONFIG naming what does not fit.
   template <class Params>
-  GroupRank(Params const& p, int layer_ranks) : moe_(p.moe), tp_(p.tp) {
+  GroupRank(Params const& p, int layer_ranks) : moe_(p.moe), tp_(p.tp), rows_agree_(p.rows_agree) {
     counts_.reserve(static_cast<std::size_t>(moe_.tp_size));
     offsets_.reserve(static_cast<std::size_t>(moe_.tp_size));
     if (char const* const conflict = parallel_conflict(p.moe)) throw Error(ErrorCode::config, text(p.moe.backend.name, ": ", conflict));
@@ -56,9 +57,16 @@ class GroupRank {
     }
   }
   MoeParallel const& moe() const { return moe_; }
+  /// Why a forward on devices cannot be captured in a CUDA graph, as a sentence; empty if it can.
+  std::string_view capture_obstacle() const {
+    if (moe_.tp_size == 1 || rows_agree_) return {};
+    return "the TP group: rows_agree is false, so its ranks agree on their rows through the host in each forward. "
+           "Fix: set it where they bring equal rows";
+  }
 
  protected:
   CommT& tp() const { return *tp_; }
+  bool rows_agree() const { return rows_agree_; }
   /// The words that agree() gathered; rows: this rank's. E_PEER if another rank has an error, E_MISMATCH if rows differ.
   void judge(std::int64_t rows, std::vector<std::int64_t> const& words) const {
     if (rows < 0) return;
@@ -101,6 +109,7 @@ class GroupRank {
  private:
   MoeParallel moe_;
   CommT* tp_;
+  bool rows_agree_;
 };
 
 /// The TP group at work, in the space of its communicator. The device's is in runner/device/ranks.hpp.

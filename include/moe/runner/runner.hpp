@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moe/runner/around_shared.hpp"
+#include "moe/runner/capture.hpp"
 #include "moe/runner/construction.hpp"
 #include "moe/runner/declaration.hpp"
 #include "moe/runner/finish.hpp"

@@ -113,6 +113,12 @@ struct Separate {
     }
     bool active() const { return kernel_.has_value(); }
     bool takes_routing_weights() const { return active() && params_.gate == Gate::routing_weight; }
+    /// Whether run() can go into a CUDA graph.
+    bool capturable() const
+      requires(facts::may_not_capture<Kernel const>())
+    {
+      return !active() || kernel_->capturable();
+    }
 
     /// Enqueues output() = Σ gate · FFN(hidden). joint [M, S]: the router's weights, of Gate::routing_weight.
     void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) {

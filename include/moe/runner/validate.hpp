@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// runner/validate.hpp: what a runner checks of the arguments of a forward; the layer checks the rest.
+// runner/validate.hpp: what a runner checks of the arguments of a forward, and whether one can be captured; the layer checks the rest.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
+#include "moe/layer/capture.hpp"
 #include "moe/runner/declaration.hpp"
 
 namespace moe {
@@ -44,6 +47,22 @@ void Runner<LayerT, PartsT>::expect_joint_weights(bool routes) const {
   if (routes || !shared_.takes_routing_weights()) return;
   throw Error(ErrorCode::unsupported,
               "shared experts: the router gives their weights (Gate::routing_weight), and forward_routed() skips it; only forward() works");
+}
+
+template <class LayerT, class PartsT>
+std::string Runner<LayerT, PartsT>::capture_obstacle() {
+  std::string obstacle;
+  if constexpr (requires { layer_.exchange(); }) obstacle = moe::capture_obstacle(layer_);
+  if (obstacle.empty() && !facts::capturable(shared_)) {
+    obstacle = "the shared experts' kernel reads the rows per expert back. Fix: choose other experts";
+  }
+  if constexpr (kParallel) {
+    if (obstacle.empty()) obstacle = group_.capture_obstacle();
+  }
+  if constexpr (kChunked) {
+    if (obstacle.empty()) obstacle = chunks_.capture_obstacle();
+  }
+  return obstacle;
 }
 
 }  // namespace moe

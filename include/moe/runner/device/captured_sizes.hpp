@@ -15,9 +15,9 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_graph.hpp"
 #include "moe/core/cuda_space.hpp"
-#include "moe/layer/capture.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/fingerprint.hpp"
+#include "moe/runner/capture.hpp"
 
 namespace moe::runner {
 
@@ -30,7 +30,7 @@ class CapturedSizes;
 /// Graphs of one forward by padded size.
 ///
 ///     CapturedSizes<space::cuda> graphs;
-///     graphs.capture(comm, sizes, capture_obstacle(runner.layer()), [&](std::int64_t rows, cudaStream_t s) { runner.forward(…, s); });
+///     graphs.capture(comm, sizes, capture_obstacle(runner), [&](std::int64_t rows, cudaStream_t s) { runner.forward(…, s); });
 ///     graphs.replay(real_rows, stream);
 ///
 /// Arrays that the forward is given must stay where they are, with room for the largest size. The forward may read the real number of rows

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "moe/backends/collective/device/rounds.hpp"
@@ -30,11 +31,9 @@ class HostWords<Comm, space::cuda> {
   static constexpr bool kAlone = !facts::has_groups<Comm>();
 
   explicit HostWords(Comm& comm) : comm_(comm), device_(comm.size()), host_(comm.size()), seen_(comm.size()) {}
-  void check(bool waits, cudaStream_t stream) const {
-    if (!waits || !StreamCapture<space::cuda>::is_active(stream)) return;
-    throw Error(ErrorCode::state,
-                "capture: the ranks of this runner agree on rows through the host in each forward. Fix: state them at construction "
-                "(Lockstep: most_rows; Groups: rows_agree)");
+  void check(std::string_view obstacle, cudaStream_t stream) const {
+    if (obstacle.empty() || !StreamCapture<space::cuda>::is_active(stream)) return;
+    throw Error(ErrorCode::state, text("capture: ", obstacle));
   }
   void gather(std::int64_t word, std::int64_t* all) {
     auto const size = comm_.size(), me = comm_.rank();
@@ -95,8 +94,7 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
   using GroupRank<CommT>::moe;
 
   template <class Params>
-  Group(Params const& p, int layer_ranks)
-      : GroupRank<CommT>(p, layer_ranks), rows_agree_(p.rows_agree), words_(static_cast<std::size_t>(moe().tp_size)) {
+  Group(Params const& p, int layer_ranks) : GroupRank<CommT>(p, layer_ranks), words_(static_cast<std::size_t>(moe().tp_size)) {
     if (moe().tp_size > 1) gatherer_.emplace(this->tp());
   }
   /// Collective over the TP group, once, at the end of construction: NCCL connects.
@@ -105,7 +103,7 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
   }
   /// E_STATE if the stream is being captured and a forward asks the other ranks.
   void check(cudaStream_t stream) const {
-    if (gatherer_ && !rows_agree_) gatherer_->check(true, stream);
+    if (gatherer_) gatherer_->check(this->capture_obstacle(), stream);
   }
   /// Whether the group has met a deadline or an error.
   bool failed() const { return moe().tp_size > 1 && this->tp().failed(); }
@@ -142,7 +140,7 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
   /// peers then fail at the deadline.
   void agree(std::int64_t rows, cudaStream_t) {
     if (moe().tp_size == 1) return;
-    if (rows_agree_) {
+    if (this->rows_agree()) {
       if (rows < 0) this->tp().abort();
       return;
     }
@@ -184,7 +182,6 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
     }
   }
 
-  bool rows_agree_;
   std::vector<std::int64_t> words_;  // [TP]
   std::optional<HostWords<CommT>> gatherer_;
   CudaMark done_;

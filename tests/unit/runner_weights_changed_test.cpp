@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/runner_weights_changed_test.cpp: experts that compute from a copy of the weights, in both kernels of a dual batch: what replaces
+// the weights tells both.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "../numbers.hpp"
+#include "moe/backends/all_to_all_v.hpp"
+#include "moe/comm/self.hpp"
+#include "moe/eplb/runtime_balancer.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/runner/host/primitives.hpp"
+#include "moe/runner/runner.hpp"
+
+namespace {
+
+using namespace moe;
+using moe_test::numbers;
+
+constexpr int kHidden = 16, kIntermediate = 8, kExperts = 4, kTopK = 2, kSlots = 5;
+constexpr std::int64_t kRows = 6;
+
+struct Config : LayerDefaults {
+  using Activation = activation::Silu;
+};
+using Store = experts::WeightStore<Config, quantization::None>;
+using Weights = WeightsOf<Config, quantization::None>;
+
+/// The weights as they were when they were last taken.
+class Copies {
+ public:
+  explicit Copies(Weights const& from) : from_(from) { take(); }
+  void take() {
+    copy(from_.w13, w13_);
+    copy(from_.w2, w2_);
+  }
+  Weights view() const {
+    Weights out = from_;
+    out.w13.codes = make_blocks(w13_.data(), from_.w13.codes.extent(0), from_.w13.rows, from_.w13.cols);
+    out.w2.codes = make_blocks(w2_.data(), from_.w2.codes.extent(0), from_.w2.rows, from_.w2.cols);
+    return out;
+  }
+
+ private:
+  template <class Matrix>
+  static void copy(Matrix const& from, std::vector<float>& to) {
+    to.clear();
+    for (std::int64_t e = 0; e < from.codes.extent(0); ++e) {
+      for (std::int64_t r = 0; r < from.rows; ++r) to.insert(to.end(), row_ptr(from.codes, e, r), row_ptr(from.codes, e, r) + from.cols);
+    }
+  }
+  Weights from_;
+  std::vector<float> w13_, w2_;
+};
+
+/// A user's experts: with a limit of their processors, and with their own copy of the weights.
+struct Packing : experts::Reference<float> {
+  static constexpr char const* kName = "packing";
+  struct Params {
+    int workers = 0;
+  };
+  static inline int kernels_told = 0;
+  template <class C, class Quant, ActivationFormat Format>
+  class Kernel : Copies, public experts::Reference<float>::Kernel<C, Quant, Format> {
+    using Base = typename experts::Reference<float>::template Kernel<C, Quant, Format>;
+
+   public:
+    Kernel(Shape<C> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+           typename C::Activation const& activation, Params const&, Arena<space::host>& arena)
+        : Copies(weights), Base(shape, Copies::view(), max_rows, quant, activation, {}, arena) {}
+    Kernel(Kernel&&) = delete;  // the base reads the copies where they lie
+    void weights_changed(HostStream) {
+      take();
+      ++kernels_told;
+    }
+  };
+};
+
+template <class Experts>
+using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, backends::AllToAllV<comm::Self<>>, Experts>;
+struct HalvesParts : RunnerDefaults {
+  using DualBatch = runner::dual_batch::Halves;
+};
+using Plain = Runner<LayerOf<experts::Reference<float>>>;
+using Dual = Runner<LayerOf<Packing>, HalvesParts>;
+
+void set_expert(Store& store, std::int64_t slot, int expert) {
+  store.set_expert(slot, numbers(10 + 2 * expert, 2 * kIntermediate * kHidden, 0.3F).data(),
+                   numbers(11 + 2 * expert, kHidden * kIntermediate, 0.3F).data());
+}
+Store store_of(int slots) {
+  Store store(slots, kHidden, kIntermediate, true);
+  for (int s = 0; s < slots; ++s) set_expert(store, s, s % kExperts);
+  return store;
+}
+template <class R>
+typename R::Params params(ExpertPlacement const& placement) {
+  return {.layer = {.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
+                    .max_tokens_per_rank = kRows,
+                    .placement = placement,
+                    .router = {.num_experts = kExperts, .topk = kTopK}}};
+}
+template <class R>
+std::vector<float> forward(R& runner) {
+  std::vector<float> const x = numbers(1, kRows * kHidden, 1.0F), logits = numbers(2, kRows * kExperts, 1.0F);
+  std::vector<float> y(x.size());
+  runner.forward(make_rows(x.data(), kRows, kHidden), make_rows(logits.data(), kRows, kExperts), make_rows(y.data(), kRows, kHidden));
+  return y;
+}
+std::vector<float> expected(Store const& store) {
+  comm::Self<> self;
+  Plain runner(self, store.view(), params<Plain>(ExpertPlacement(kExperts, 1)));
+  return forward(runner);
+}
+
+TEST(RunnerWeightsChanged, BothKernelsOfADualBatch) {
+  Store store = store_of(kExperts);
+  std::vector<float> const before = expected(store);
+  comm::Self<> self;
+  auto p = params<Dual>(ExpertPlacement(kExperts, 1));
+  p.dual_batch.expert_workers = 2;
+  Dual dual(self, store.view(), p);
+  for (bool const halves : {false, true}) {
+    dual.decide_dual_batch(halves);
+    EXPECT_EQ(forward(dual), before);
+  }
+  for (int e = 0; e < kExperts; ++e) set_expert(store, e, e + kExperts);
+  std::vector<float> const after = expected(store);
+  ASSERT_NE(after, before);
+  EXPECT_EQ(forward(dual), before) << "these experts have a copy";
+  Packing::kernels_told = 0;
+  dual.weights_changed();
+  EXPECT_EQ(Packing::kernels_told, 2);
+  for (bool const halves : {false, true}) {
+    dual.decide_dual_batch(halves);
+    EXPECT_EQ(forward(dual), after) << (halves ? "in two halves" : "as a whole");
+  }
+}
+
+// One rank whose experts change places under a runner in two halves: the bits stay.
+TEST(RunnerWeightsChanged, LoadBalancingTellsBothKernels) {
+  std::vector<float> const want = expected(store_of(kExperts));
+  for (eplb::MoveMode const mode : {eplb::MoveMode::pause, eplb::MoveMode::stepwise, eplb::MoveMode::background}) {
+    for (int const workers : {0, 2}) {
+      SCOPED_TRACE(text(name(mode), ", ", workers, " workers"));
+      Store store = store_of(kSlots);
+      comm::Self<> self;
+      eplb::SelfGroup group;
+      eplb::RuntimeBalancer<comm::Self<>, eplb::SelfGroup> balancer(
+          self, group, {eplb::expert_tensors(store)},
+          {.maps = eplb::ExpertMaps::initial(1, kExperts, kSlots - kExperts), .options = {.window = 2, .step_interval = 2}, .mode = mode});
+      auto p = params<Dual>(balancer.placement(0));
+      p.layer.mapping = balancer.mapping(0);
+      p.layer.load = balancer.load(0);
+      p.dual_batch.expert_workers = workers;
+      Dual dual(self, store.view(), p);
+      dual.decide_dual_batch(true);
+      balancer.attach(0, dual);
+      Packing::kernels_told = 0;
+      int commits = 0;
+      for (int step = 0; step < 5000 && commits < 3; ++step) {
+        ASSERT_EQ(forward(dual), want) << "step " << step;
+        for (int s = 0; s < kSlots; ++s) {  // another expert is hot after each move
+          balancer.load(0).load_counter[s] += balancer.maps().physical_to_logical()(0, s) == (commits + 1) % kExperts ? 1000 : 1;
+        }
+        commits += static_cast<int>(balancer.step().committed_layers.size());
+      }
+      ASSERT_EQ(commits, 3);
+      EXPECT_EQ(forward(dual), want);
+      EXPECT_EQ(Packing::kernels_told, workers > 0 ? 6 : 3);
+    }
+  }
+}
+
+}  // namespace
