@@ -15,6 +15,9 @@
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/maps.hpp"
 #include "moe/routing/any_router.hpp"
+#include "moe/routing/capacity.hpp"
+#include "moe/routing/capture.hpp"
+#include "moe/routing/simulator.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
 
@@ -93,12 +96,13 @@ struct Config : LayerDefaults {
   using Activation = activation::Silu;
 };
 
-template <class Quant, class Experts>
-void forward_allocates_nothing() {
+/// router: of 8 experts, 2 for each row.
+template <class Quant, class Experts, class Router = routing::SoftmaxTopK<routing::Renormalize::yes>>
+void forward_allocates_nothing(typename Router::Params const& router = {8, 2}) {
   constexpr int kHidden = 256;
   constexpr int kIntermediate = 128;
   constexpr int kExperts = 8;
-  using Layer = ModularKernel<Config, routing::SoftmaxTopK<routing::Renormalize::yes>, Quant, backends::NoExpertParallel<>, Experts>;
+  using Layer = ModularKernel<Config, Router, Quant, backends::NoExpertParallel<>, Experts>;
   experts::WeightStore<Config, Quant> store(kExperts, kHidden, kIntermediate, true);
   std::vector<float> const w13(2 * kIntermediate * kHidden, 0.01F);
   std::vector<float> const w2(kHidden * kIntermediate, 0.02F);
@@ -110,7 +114,7 @@ void forward_allocates_nothing() {
               {.shape = {kHidden, kIntermediate, kExperts, 2, false},
                .max_tokens_per_rank = 64,
                .placement = ExpertPlacement(kExperts, 1),
-               .router = {kExperts, 2}});
+               .router = router});
   std::vector<bf16> hidden(64 * kHidden, from_float<bf16>(0.5F));
   std::vector<bf16> output(hidden.size());
   std::vector<float> logits(64 * kExperts);
@@ -274,6 +278,24 @@ TEST(NoAllocation, TheCounterCounts) {
 }
 TEST(NoAllocation, Reference) { forward_allocates_nothing<quantization::None, experts::Reference<>>(); }
 TEST(NoAllocation, OneDnn) { forward_allocates_nothing<quantization::None, experts::OneDnn>(); }
+TEST(NoAllocation, CapacityTopK) {
+  routing::CapacityTopK::Params const tight{.config = {.num_experts = 8, .topk = 2}, .capacity_factor = 1.0};
+  forward_allocates_nothing<quantization::None, experts::Reference<>, routing::CapacityTopK>(tight);
+}
+TEST(NoAllocation, Simulator) {
+  routing::RoutingRecord record;
+  record.topk = 2;
+  for (std::int32_t i = 0; i < 2 * 64; ++i) {
+    record.ids.push_back(i % 8);
+    record.weights.push_back(0.5F);
+  }
+  for (char const* const strategy :
+       {"uniform_random", "normal_routing", "balanced", "zipf", "hot_expert", "hot_rank", "one_rank", "empty_rank", "replay"}) {
+    SCOPED_TRACE(strategy);
+    routing::Simulator::Params const p{.strategy = strategy, .num_experts = 8, .topk = 2, .num_ranks = 2, .record = &record};
+    forward_allocates_nothing<quantization::None, experts::Reference<>, routing::Simulator>(p);
+  }
+}
 TEST(NoAllocation, OneDnnFp8) { forward_allocates_nothing<quantization::Fp8Block<>, experts::OneDnn>(); }
 
 }  // namespace

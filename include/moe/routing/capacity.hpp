@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "moe/core/error.hpp"
 #include "moe/routing/row/route_args.hpp"
@@ -62,7 +62,7 @@ class CapacityTopK {
 
   /// Rows in ascending order, then columns: a slot takes the row's best remaining expert that has room and is in a kept group, or id -1 if
   /// there is none. Weights are the scores of the experts taken, renormalised if configured. A full expert does not count for its group,
-  /// whose score is that of the best one or two left; zero experts are never full. Allocates the table of free slots.
+  /// whose score is that of the best one or two left; zero experts are never full. The table of free slots is on the stack.
   template <class L>
   void select(RouteArgs<L> const& a) const {
     RouterConfig const& c = p_.config;
@@ -70,9 +70,10 @@ class CapacityTopK {
     check_logits(a);
     int const n = c.num_experts + c.num_zero_experts;
     std::int64_t const capacity = expert_capacity(p_.capacity_factor, a.num_valid_rows, c.topk, c.num_experts);
-    std::vector<std::int64_t> room(static_cast<std::size_t>(n), capacity);
-    std::fill(room.begin() + c.num_experts, room.end(), a.logits.extent(0) * c.topk);
-    std::vector<float> masked(static_cast<std::size_t>(n));
+    std::array<std::int64_t, kMaxLogits> room;  // of the first n: validate() has seen that there are no more
+    std::fill_n(room.begin(), c.num_experts, capacity);
+    std::fill_n(room.begin() + c.num_experts, c.num_zero_experts, a.logits.extent(0) * c.topk);
+    std::array<float, kMaxLogits> masked;
     for (std::int64_t t = 0; t < a.logits.extent(0); ++t) {
       std::int32_t* const ids = row_ptr(a.topk_ids, t);
       float* const weights = row_ptr(a.topk_weights, t);
