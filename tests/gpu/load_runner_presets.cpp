@@ -17,6 +17,7 @@
 #include "loaded_block.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/models/load_runner_cuda.hpp"
+#include "moe/runner/description.hpp"
 #include "on_hopper.hpp"
 #include "packed_checkpoint.hpp"
 #include "packed_definition.hpp"
@@ -126,6 +127,24 @@ TEST_F(LoadOnGpu, Fp8SharedExpertOfTheFile) {
     auto const want = in_scheme ? definition<Fp8>(w, x, 64) : definition<Fp8, quantization::None>(w, x, 64);
     for (std::int64_t rows : {1, 9, 64}) expect_near(forward(block, x.data(), rows), want.data(), rows, 1.2e-2);
   }
+}
+/// The gate of a file in bf16 is computed in bf16, and its float32 weights were freed; that of a file in float32 is read as it is.
+TEST_F(LoadOnGpu, GateInTheElementOfTheFile) {
+  comm::Self<Cuda> self;
+  auto in_bf16 = load_runner<load_deepseek::no_expert_parallel::none::prefill>(moe_test::golden_checkpoint("deepseek_v3_tiny"), 1, self,
+                                                                               {.max_tokens_per_rank = 17});
+  std::string const choice = in_bf16.runner().gate_choice();
+  EXPECT_EQ(choice, "bf16 products with float32 sums, through cuBLASLt: every float32 weight is a value of bf16");
+  EXPECT_NE(in_bf16.runner().unread_gate_weight(), nullptr);
+  std::vector<std::string> const lines = runner::description(in_bf16.runner());
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "gate: " + choice), 1);
+
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), moe_test::fp8_block_config(), add_fp8_blocks, kSizes);
+  auto in_float32 =
+      load_runner<load_packed::no_expert_parallel::fp8_block128::decode>(directory.path(), 0, self, {.max_tokens_per_rank = 1});
+  EXPECT_HAS(in_float32.runner().gate_choice(), "float32 products: the weight [0, ");
+  EXPECT_EQ(in_float32.runner().unread_gate_weight(), nullptr);
 }
 /// bf16 experts of the file, quantised while they are read. A scale a channel is a scale a row of the weights.
 TEST_F(LoadOnGpu, Qwen3QuantisedWhileItIsRead) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_values.cuh"
@@ -293,8 +294,9 @@ TEST_F(RunnerCases, ChunksSayWhatCannotBeCaptured) {
   EXPECT_EQ(run(asks, kMost), want) << "the refused capture left nothing behind";
 }
 
-/// A block with a gate, shared experts and a factor launches one kernel for the gate, what its layer and its shared experts launch alone,
-/// and one kernel that reads the routed output, scales it and adds the shared output. A side stream adds no node.
+/// A block with a gate, shared experts and a factor launches what its gate, its layer and its shared experts launch alone, and one kernel
+/// that reads the routed output, scales it and adds the shared output. The gate is one kernel where its float32 weights are read in each
+/// call, and cuBLASLt's where they are values of bf16. A side stream adds no node.
 TEST_F(RunnerCases, KernelsOfABlock) {
   using R = Runner<Layer, WithShared>;
   constexpr std::int64_t kRows = 5, kWidth = 48;
@@ -328,10 +330,20 @@ TEST_F(RunnerCases, KernelsOfABlock) {
   };
   set(p.shared.weights.w13, w13, 2 * kWidth, kHidden);
   set(p.shared.weights.w2, w2, kHidden, kWidth);
-  for (std::int64_t const overlap_rows : {std::int64_t{0}, kRows}) {
-    SCOPED_TRACE(text("shared experts beside the layer up to ", overlap_rows, " rows"));
-    p.shared.overlap_rows = overlap_rows;
+  using runner::WeightReads;
+  constexpr std::pair<std::int64_t, WeightReads> kCases[] = {
+      {0, WeightReads::once}, {kRows, WeightReads::once}, {kRows, WeightReads::every_call}};
+  for (auto const& [overlap_rows, reads] : kCases) {
     Arena<Cuda> arena;
+    SCOPED_TRACE(text("shared experts beside the layer up to ", overlap_rows, " rows"));
+    p.gate.reads = reads;
+    runner::gate::Linear<float>::Part<Cuda, bf16> logits_of(p.gate, {kHidden, kHidden, kMost}, arena);
+    moe_test::GraphNodes const gates = moe_test::graph_nodes(stream, [&] { logits_of.logits(hidden, stream); });
+    EXPECT_GE(gates.kernels, 1U);
+    if (reads == WeightReads::every_call) {
+      EXPECT_EQ(gates, (moe_test::GraphNodes{1, 0}));
+    }
+    p.shared.overlap_rows = overlap_rows;
     Shared::Part<Cuda, bf16> part(p.shared, {kHidden, kHidden, kMost}, arena);
     moe_test::GraphNodes const shared = moe_test::graph_nodes(stream, [&] {
       part.run(hidden, {}, stream);
@@ -339,10 +351,13 @@ TEST_F(RunnerCases, KernelsOfABlock) {
     });
     EXPECT_GE(shared.kernels, 3U) << "two products and the activation";
     R block(self, store.view(), p);
+    EXPECT_EQ(block.gate_choice(), logits_of.choice());
+    EXPECT_EQ(block.unread_gate_weight(), logits_of.unread_weight());
     moe_test::GraphNodes const whole = moe_test::graph_nodes(stream, [&] { block.forward(hidden, output, {}, stream); });
-    EXPECT_EQ(whole, (moe_test::GraphNodes{routed.kernels + shared.kernels + 2, shared.others}))
-        << "layer: " << routed << "; shared experts: " << shared;
-    std::printf("a block of %zu kernels: %zu of the layer, %zu of the shared experts\n", whole.kernels, routed.kernels, shared.kernels);
+    EXPECT_EQ(whole, (moe_test::GraphNodes{routed.kernels + gates.kernels + shared.kernels + 1, gates.others + shared.others}))
+        << "layer: " << routed << "; gate: " << gates << "; shared experts: " << shared;
+    std::printf("a block of %zu kernels: %zu of the layer, %zu of the gate, %zu of the shared experts\n", whole.kernels, routed.kernels,
+                gates.kernels, shared.kernels);
   }
 }
 

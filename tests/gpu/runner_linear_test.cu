@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdio>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "device_values.cuh"
 #include "expect_error.hpp"
@@ -99,15 +102,27 @@ TEST(RunnerLinear, Projections) {
   equals_double<float, float, float>(768, 128, {1, 5, 64});
   equals_double<f16, f16, float>(64, 128, {1, 20});
 }
+/// float32 weights, each a value of T.
+template <class T>
+Values<float> values_of(std::int64_t count, float sigma, std::mt19937& gen) {
+  Values<float> w(count, sigma, gen);
+  for (float& v : w.host) v = to_float(from_float<T>(v));
+  w.device = moe_test::upload(w.host);
+  return w;
+}
 /// A row has the same bits alone, among few and among many rows.
 template <class W, class X>
-void rows_do_not_depend_on_their_batch(std::int64_t n, std::int64_t k) {
+void rows_do_not_depend_on_their_batch(std::int64_t n, std::int64_t k, [[maybe_unused]] bool exact = false) {
   std::mt19937 gen(21);
   std::int64_t const most = 700;
   Values<X> const x(most * k, 1.0F, gen);
-  Values<W> const w(n * k, 0.05F, gen);
+  Values<W> w(n * k, 0.05F, gen);
+  if constexpr (std::is_same_v<W, float>) {
+    if (exact) w = values_of<X>(n * k, 0.05F, gen);
+  }
   Arena<Cuda> arena;
   runner::Linear<Cuda, W, X, float> linear(w.rows(n, k), nullptr, Sums::per_row, most, arena);
+  EXPECT_EQ(linear.unread_weight() != nullptr, exact) << linear.choice();
   auto const run = [&](std::int64_t first, std::int64_t rows) {
     DeviceBuffer<float> y(rows * n);
     linear.apply(make_rows(x.device.data() + first * k, rows, k), make_rows(y.data(), rows, n), nullptr);
@@ -133,6 +148,127 @@ TEST(RunnerLinear, PerRowSumsDoNotDependOnTheBatch) {
   rows_do_not_depend_on_their_batch<bf16, bf16>(64, 2048);
   rows_do_not_depend_on_their_batch<bf16, bf16>(256, 7168);
   rows_do_not_depend_on_their_batch<float, bf16>(32, 1056);
+  rows_do_not_depend_on_their_batch<float, bf16>(256, 7168, true);  // weights that are values of bf16
+  rows_do_not_depend_on_their_batch<float, bf16>(128, 2048, true);
+}
+
+/// float32 weights that are values of the rows' element: once their copy is made they are not read, and the sums are float32. The product
+/// that reads them in each call differs only in the order of its sums. A row's bits do not depend on its batch or on the most rows.
+template <class X, class Y>
+void narrow_product_equals_double(std::int64_t n, std::int64_t k, bool with_bias = false, std::int64_t most = 300) {
+  SCOPED_TRACE(text(n, " outputs of ", k));
+  std::mt19937 gen(11);
+  Values<X> const x(most * k, 1.0F, gen);
+  Values<float> w = values_of<X>(n * k, 0.05F, gen);
+  Values<float> const bias(n, 1.0F, gen);
+  float const* const b = with_bias ? bias.device.data() : nullptr;
+  Arena<Cuda> arena;
+  using Product = runner::Linear<Cuda, float, X, Y>;
+  Product const in_place(w.rows(n, k), b, Sums::per_row, most, arena, runner::WeightReads::every_call);
+  EXPECT_EQ(in_place.choice(), "float32 products: the weights may change in place");
+  EXPECT_EQ(in_place.unread_weight(), nullptr);
+  auto const run = [&](Product const& product, std::int64_t first, std::int64_t rows) {
+    DeviceBuffer<Y> y(rows * n);
+    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    product.apply(make_rows(x.device.data() + first * k, rows, k), make_rows(y.data(), rows, n), nullptr);
+    return floats(y);
+  };
+  double const depth = std::sqrt(static_cast<double>(k));
+  auto const want = product(x, most, k, w, n, k, with_bias ? &bias : nullptr);
+  auto const wide = run(in_place, 0, most);
+  EXPECT_LE(excess<Y>(wide, want, 0x1p-22 * depth), 1.0);
+
+  for (Sums const sums : {Sums::per_row, Sums::blocked}) {  // the sums do not depend on the rows either way
+    Product const narrow(w.rows(n, k), b, sums, most, arena);
+    std::string const element(name(dtype_of<X>));
+    EXPECT_EQ(narrow.choice(), element + " products with float32 sums, through cuBLASLt: every float32 weight is a value of " + element);
+    ASSERT_EQ(narrow.unread_weight(), w.device.data());
+    Product const few(w.rows(n, k), b, sums, 17, arena);
+    Memory<Cuda>::fill(w.device.data(), 0xff, w.device.bytes());  // NaN
+    auto const all = run(narrow, 0, most);
+    EXPECT_LE(excess<Y>(all, want, 0x1p-20 * depth), 1.0) << "a rounding to bf16 would be 0x1p-9";
+    EXPECT_EQ(run(narrow, 0, most), all) << "the same bits again";
+    for (std::int64_t const rows : {1, 2, 3, 15, 16, 17, 40, 90, 128, 129}) {
+      std::vector<float> const last(all.end() - rows * n, all.end());
+      EXPECT_EQ(run(narrow, most - rows, rows), last) << rows << " rows";
+      if (rows <= 17) {
+        EXPECT_EQ(run(few, most - rows, rows), last) << rows << " of at most 17 rows";
+      }
+    }
+    w.device.copy_from_host(w.host.data());
+  }
+}
+TEST(RunnerLinear, Float32WeightsThatAreValuesOfTheRowsElement) {
+  narrow_product_equals_double<bf16, float>(24, 7168);
+  narrow_product_equals_double<bf16, float>(64, 2048, true);
+  narrow_product_equals_double<bf16, float>(16, 64);
+  narrow_product_equals_double<bf16, float>(160, 72, true);
+  narrow_product_equals_double<f16, float>(64, 256);
+  narrow_product_equals_double<bf16, bf16>(768, 128);  // a projection
+}
+/// Few outputs: whatever cuBLASLt has for them, the result is right and a row's bits are those of a large batch.
+TEST(RunnerLinear, Float32WeightsOfFewOutputs) {
+  std::mt19937 gen(12);
+  for (std::int64_t const n : {1, 4, 6, 7, 8}) {
+    Values<float> const w = values_of<bf16>(n * 64, 0.05F, gen);
+    Values<bf16> const x(200 * 64, 1.0F, gen);
+    Arena<Cuda> arena;
+    runner::Linear<Cuda, float, bf16, float> const linear(w.rows(n, 64), nullptr, Sums::per_row, 200, arena);
+    std::printf("%d outputs: %s\n", static_cast<int>(n), linear.choice().c_str());
+    EXPECT_NE(linear.choice(), "");
+    DeviceBuffer<float> y(200 * n), one(n);
+    linear.apply(x.rows(200, 64), make_rows(y.data(), 200, n), nullptr);
+    auto const all = floats(y);
+    EXPECT_LE(excess<float>(all, product(x, 200, 64, w, n, 64)), 1.0);
+    linear.apply(x.rows(1, 64), make_rows(one.data(), 1, n), nullptr);
+    EXPECT_EQ(floats(one), std::vector<float>(all.begin(), all.begin() + n));
+  }
+}
+TEST(RunnerLinear, Float32WeightsThatAreNotValuesOfTheRowsElement) {
+  std::mt19937 gen(13);
+  constexpr std::int64_t kOut = 24, kIn = 64, kRows = 20;
+  Values<float> w = values_of<bf16>(kOut * kIn, 0.05F, gen);
+  Values<bf16> const x(kRows * kIn, 1.0F, gen);
+  Arena<Cuda> arena;
+  auto const expect_float32 = [&](auto const& linear, std::string const& why, Values<float> const& weights, std::int64_t k) {
+    SCOPED_TRACE(why);
+    EXPECT_EQ(linear.choice(), "float32 products: " + why);
+    EXPECT_EQ(linear.unread_weight(), nullptr);
+    DeviceBuffer<float> y(kRows * kOut);
+    linear.apply(x.rows(kRows, k, kIn), make_rows(y.data(), kRows, kOut), nullptr);
+    EXPECT_LE(excess<float>(floats(y), product(x, kRows, kIn, weights, kOut, k)), 1.0);
+  };
+  using Gate = runner::Linear<Cuda, float, bf16, float>;
+  Values<float> const narrow(kOut * 20, 0.05F, gen);
+  expect_float32(Gate(narrow.rows(kOut, 20), nullptr, Sums::per_row, kRows, arena), "rows of 20 bf16 are not a multiple of 16 bytes",
+                 narrow, 20);
+  w.host.back() = 0x1.01p0F;  // between two values of bf16
+  w.device = moe_test::upload(w.host);
+  expect_float32(Gate(w.rows(kOut, kIn), nullptr, Sums::per_row, kRows, arena), "the weight [23, 63] = 1.00390625 is not a value of bf16",
+                 w, kIn);
+  // The first row alone, of rows that are apart: the others are not looked at.
+  Values<float> const apart = values_of<bf16>(kOut * kIn, 0.05F, gen);
+  EXPECT_NE(Gate(make_rows(apart.device.data(), kOut / 2, kIn / 2, 2 * kIn), nullptr, Sums::per_row, kRows, arena).unread_weight(),
+            nullptr);
+  // Rows of float32, and weights in the rows' element: no choice.
+  Values<bf16> const same(kOut * kIn, 1.0F, gen);
+  EXPECT_EQ((runner::Linear<Cuda, float, float, float>(w.rows(kOut, kIn), nullptr, Sums::per_row, kRows, arena).choice()), "");
+  EXPECT_EQ((runner::Linear<Cuda, bf16, bf16, float>(same.rows(kOut, kIn), nullptr, Sums::per_row, kRows, arena).choice()), "");
+}
+TEST(RunnerLinear, RowsBesideACopyOfTheWeightsAreAligned) {
+  std::mt19937 gen(14);
+  Values<float> const w = values_of<bf16>(24 * 64, 0.05F, gen);
+  Values<bf16> const x(8 * 80, 1.0F, gen);
+  Arena<Cuda> arena;
+  runner::Linear<Cuda, float, bf16, float> const linear(w.rows(24, 64), nullptr, Sums::per_row, 8, arena);
+  DeviceBuffer<float> y(8 * 24);
+  auto const apply = [&](std::int64_t offset, std::int64_t stride) {
+    linear.apply(make_rows(x.device.data() + offset, 4, 64, stride), make_rows(y.data(), 4, 24), nullptr);
+  };
+  apply(8, 72);
+  moe_test::expect_error(ErrorCode::argument, "linear: x: the base address is not a multiple of 16 bytes", [&] { apply(4, 64); });
+  moe_test::expect_error(ErrorCode::argument, "linear: x: row stride 134 bytes is not a multiple of 16", [&] { apply(0, 67); });
 }
 TEST(RunnerLinear, RowsBesideAreNotWritten) {  // columns past the last, rows past the last: nothing is read there
   std::mt19937 gen(9);
@@ -166,12 +302,15 @@ TEST(RunnerLinear, CapturedInAGraph) {
   Arena<Cuda> arena;
   runner::Linear<Cuda, bf16, bf16, bf16> linear(w.rows(1024, 256), nullptr, Sums::blocked, 32, arena);
   runner::Linear<Cuda, float, bf16, float> router(gate.rows(64, 256), nullptr, Sums::per_row, 32, arena);
+  Values<float> const exact = values_of<bf16>(64 * 256, 0.1F, gen);
+  runner::Linear<Cuda, float, bf16, float> narrow(exact.rows(64, 256), nullptr, Sums::per_row, 32, arena);
   DeviceBuffer<bf16> y(32 * 1024);
-  DeviceBuffer<float> logits(32 * 64);
+  DeviceBuffer<float> logits(32 * 64), narrow_logits(32 * 64);
   CudaStream stream;
   auto const run = [&] {
     linear.apply(x.rows(32, 256), make_rows(y.data(), 32, 1024), stream);
     router.apply(x.rows(32, 256), make_rows(logits.data(), 32, 64), stream);
+    narrow.apply(x.rows(32, 256), make_rows(narrow_logits.data(), 32, 64), stream);
   };
   CudaGraph const graph(stream, run);
   Values<bf16> const other(32 * 256, 1.0F, gen);
@@ -180,6 +319,7 @@ TEST(RunnerLinear, CapturedInAGraph) {
   graph.launch(stream);
   EXPECT_LE(excess<bf16>(floats(y), product(other, 32, 256, w, 1024, 256)), 1.0);
   EXPECT_LE(excess<float>(floats(logits), product(other, 32, 256, gate, 64, 256)), 1.0);
+  EXPECT_LE(excess<float>(floats(narrow_logits), product(other, 32, 256, exact, 64, 256)), 1.0);
   auto const replayed = floats(y);
   run();
   EXPECT_EQ(floats(y), replayed);

@@ -23,7 +23,8 @@
 
 namespace moe::models {
 
-/// The parts of any block on the device. The gate is in float32; projections and shared experts have the activations' element.
+/// The parts of any block on the device. The gate has float32 weights and logits; projections and shared experts have the activations'
+/// element.
 template <class Act>
 struct DeviceBlockParts : RunnerDefaults {
   using Gate = runner::gate::Any;
@@ -60,6 +61,10 @@ class DeviceCopies {
   template <class T, class From>
   Rows<T const> matrix(std::vector<From> const& from, std::int64_t rows, std::int64_t cols) {
     return make_rows(copy<T>(from), from.empty() ? 0 : rows, cols);
+  }
+  /// Frees the copy at p, if there is one.
+  void release(void const* p) {
+    std::erase_if(memory_, [p](auto const& buffer) { return buffer.data() == p; });
   }
 
  private:
@@ -106,7 +111,9 @@ class DeviceBlock {
         options_(options),
         store_(moe::detail::build(comm, [&] { return filled_store(weights, quant); })),
         runner_(comm, store_.view(),
-                moe::detail::build(comm, [&] { return params(weights, placement, max_tokens_per_rank, quant, backend); })) {}
+                moe::detail::build(comm, [&] { return params(weights, placement, max_tokens_per_rank, quant, backend); })) {
+    copies_.release(runner_.unread_gate_weight());
+  }
 
   /// Collective. hidden [M, H], token_ids [M] or null (hash routing) → output [M, H], all on the device. Enqueues; options as the runner's.
   template <class Probe = NoProbe>

@@ -61,7 +61,9 @@ class LoadedRunner {
       : frame_(moe::detail::build(group, [&] { return read_frame(checkpoint, layer, options); })),
         placement_(moe::detail::build(group, [&] { return checked(options, group.size()); })),
         store_(moe::detail::build(group, [&] { return read_experts(checkpoint, layer, group.rank(), options); })),
-        runner_(group, store_.view(), moe::detail::build(group, [&] { return params(options); })) {}
+        runner_(group, store_.view(), moe::detail::build(group, [&] { return params(options); })) {
+    if constexpr (Space::kKind == SpaceKind::cuda) memory_.release(runner_.unread_gate_weight());
+  }
 
   /// Collective; as Runner::forward() with the gate inside.
   void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {}) {

@@ -24,6 +24,10 @@ class PartMemory<space::cuda> {
     Memory<space::cuda>::copy_from_host(memory_.back().data(), v.data(), v.size() * sizeof(T));
     return reinterpret_cast<T const*>(memory_.back().data());
   }
+  /// Frees the copy at p, if there is one.
+  void release(void const* p) {
+    std::erase_if(memory_, [p](auto const& buffer) { return buffer.data() == p; });
+  }
 
   /// Of the device, 90 for compute capability 9.0.
   static int architecture() { return device_architecture(); }

@@ -151,10 +151,11 @@ class Runner {
   }
 
   /// How the shared experts are computed, and why, in words; empty where their policy leaves no choice.
-  std::string shared_choice() const {
-    if constexpr (requires { shared_.choice(); }) return shared_.choice();
-    return {};
-  }
+  std::string shared_choice() const { return runner::detail::choice_of(shared_); }
+  /// The same of the logits.
+  std::string gate_choice() const { return runner::detail::choice_of(gate_); }
+  /// The gate's weight, if it is in device memory and not read any more: the owner may free it. Else null.
+  void const* unread_gate_weight() const { return runner::detail::unread_weight_of(gate_); }
 
   /// Call this after the bytes of the routed experts' weights were replaced in place (load balancing), before the next forward() or graph
   /// replay: the kernels with a copy of their own rebuild it in stream order, also the second one of a dual batch. Shared experts beside

@@ -56,6 +56,7 @@ std::vector<std::string> description(Runner& runner) {
       out.push_back(text("experts: ", Layer::Experts::kName, " ", runner.layer().kernel().tuning()));
     }
   }
+  if (std::string const gate = runner.gate_choice(); !gate.empty()) out.push_back("gate: " + gate);
   if (std::string const shared = runner.shared_choice(); !shared.empty()) out.push_back("shared experts: " + shared);
   out.push_back(text("sums over the TP group: ", describe(runner.reductions())));
   out.push_back(text("rows of a pass: at most ", runner.max_rows(), ", width ", runner.hidden()));

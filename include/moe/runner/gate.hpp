@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "moe/core/error.hpp"
@@ -29,6 +30,9 @@ struct Linear {
   struct Params {
     Rows<WeightT const> weight = {};  ///< [num_logits, H]
     float const* bias = nullptr;      ///< [num_logits], or null
+    /// On the device, float32 weights beside narrower rows are copied in the rows' element if each is a value of it; every_call: they are
+    /// read where they lie.
+    WeightReads reads = WeightReads::once;
   };
 
   template <class Space, class Act>
@@ -36,20 +40,28 @@ struct Linear {
    public:
     using Logit = std::conditional_t<P == Precision::float32, float, Act>;
     Part(Params const& p, Sizes const& sizes, Arena<Space>& arena)
-        : width_(p.weight.extent(0)),
-          linear_(p.weight, p.bias, Sums::per_row, sizes.max_rows, arena),
-          logits_(arena.template take<Logit>(sizes.max_rows * width_)) {
-      if (p.weight.extent(1) != sizes.hidden) {
-        throw Error(ErrorCode::argument, text("gate: weight has ", p.weight.extent(1), " columns, expected hidden ", sizes.hidden));
-      }
-    }
+        : width_(checked(p.weight, sizes.hidden)),
+          linear_(p.weight, p.bias, Sums::per_row, sizes.max_rows, arena, p.reads),
+          logits_(arena.template take<Logit>(sizes.max_rows * width_)) {}
     std::int64_t num_logits() const { return width_; }
+    /// How the logits are computed and why, in words; empty where there is no choice.
+    std::string choice() const { return runner::detail::choice_of(linear_); }
+    /// The weight, if it is not read after the construction; else null.
+    void const* unread_weight() const { return runner::detail::unread_weight_of(linear_); }
     Rows<Logit const> logits(Rows<Act const> hidden, Stream<Space> stream) {
       linear_.apply(hidden, make_rows(logits_, hidden.extent(0), width_), stream);
       return make_rows(static_cast<Logit const*>(logits_), hidden.extent(0), width_);
     }
 
    private:
+    /// The rows of the weight; E_ARG for other columns than `hidden`.
+    static std::int64_t checked(Rows<WeightT const> const& weight, std::int64_t hidden) {
+      if (weight.extent(1) != hidden) {
+        throw Error(ErrorCode::argument, text("gate: weight has ", weight.extent(1), " columns, expected hidden ", hidden));
+      }
+      return weight.extent(0);
+    }
+
     std::int64_t width_;
     runner::Linear<Space, WeightT, Act, Logit> linear_;
     Logit* logits_;
@@ -82,6 +94,7 @@ struct Any {
     float const* scale = nullptr;   ///< [H] of scaled_rms_norm
     float eps = 0.0F;               ///< of both norms
     Mlp mlp{};
+    WeightReads reads = WeightReads::once;  ///< as Linear's, of the first matrix
   };
 
   template <class Space, class Act>
@@ -94,10 +107,10 @@ struct Any {
       check(sizes.hidden, r);
       logits_ = arena.template take<float>(rows * width_);
       switch (p.input) {
-        case Input::hidden: from_hidden_.emplace(p.weight, p.bias, Sums::per_row, rows, arena); return;
+        case Input::hidden: from_hidden_.emplace(p.weight, p.bias, Sums::per_row, rows, arena, p.reads); return;
         case Input::scaled_rms_norm: a_ = arena.template take<float>(rows * sizes.hidden); break;
         case Input::mlp:
-          down_.emplace(p.mlp.down, p.mlp.down_bias, Sums::per_row, rows, arena);
+          down_.emplace(p.mlp.down, p.mlp.down_bias, Sums::per_row, rows, arena, p.reads);
           fc1_.emplace(p.mlp.fc1, p.mlp.fc1_bias, Sums::per_row, rows, arena);
           fc2_.emplace(p.mlp.fc2, p.mlp.fc2_bias, Sums::per_row, rows, arena);
           a_ = arena.template take<float>(rows * r);
@@ -107,6 +120,14 @@ struct Any {
       last_.emplace(p.weight, p.bias, Sums::per_row, rows, arena);
     }
     std::int64_t num_logits() const { return width_; }
+    /// How the product with the block's rows is computed and why, in words; empty where there is no choice.
+    std::string choice() const {
+      return of_first([](auto const& product) { return runner::detail::choice_of(product); });
+    }
+    /// The matrix of that product, if it is not read after the construction; else null.
+    void const* unread_weight() const {
+      return of_first([](auto const& product) { return runner::detail::unread_weight_of(product); });
+    }
 
     Rows<float const> logits(Rows<Act const> hidden, Stream<Space> stream) {
       std::int64_t const m = hidden.extent(0);
@@ -149,6 +170,12 @@ struct Any {
 
     template <class X>
     using Product = std::optional<runner::Linear<Space, float, X, float>>;
+    /// f() of the product that reads the block's rows; nothing without one.
+    template <class F>
+    auto of_first(F const& f) const {
+      auto const& first = from_hidden_ ? from_hidden_ : down_;
+      return first ? f(*first) : decltype(f(*first)){};
+    }
     Params params_;
     std::int64_t width_;
     Product<Act> from_hidden_, down_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
@@ -29,12 +30,33 @@ struct Sizes {
 /// Whether a row's bits may depend on the other rows of a product.
 enum class Sums : std::uint8_t { per_row, blocked };
 
+/// When the weights of a product are read. once: at construction, if that makes the product faster. every_call: they may change in place.
+enum class WeightReads : std::uint8_t { once, every_call };
+
 /// y [M, N] = x [M, K] · wᵀ (+ bias), float32 accumulation, one rounding to Out.
-///   Linear(Rows<Weight const> w [N, K], float const* bias [N] or null, Sums, int64_t max_rows, Arena<Space>&)
+///   Linear(Rows<Weight const> w [N, K], float const* bias [N] or null, Sums, int64_t max_rows, Arena<Space>&, WeightReads)
 ///   void apply(Rows<Act const> x, Rows<Out> y, Stream<Space>)
-/// Weights are borrowed, in the space's memory.
+/// Weights are borrowed, in the space's memory. It may have choice() (how it computes and why, in words) and unread_weight() (weights that
+/// it does not read after its construction, or null).
 template <class Space, class Weight, class Act, class Out>
 class Linear : rules::RunnerPrimitives::Broken<Space> {};
+
+namespace detail {
+
+/// choice() of a part or a product; empty if it has none.
+template <class Part>
+std::string choice_of([[maybe_unused]] Part const& part) {
+  if constexpr (requires { part.choice(); }) return part.choice();
+  return {};
+}
+/// unread_weight() of a part or a product; null if it has none.
+template <class Part>
+void const* unread_weight_of([[maybe_unused]] Part const& part) {
+  if constexpr (requires { part.unread_weight(); }) return part.unread_weight();
+  return nullptr;
+}
+
+}  // namespace detail
 
 /// What finish() adds up: y = norm?( factor · (c · (routed + z x) + s · shared) + bias ).
 template <class X, class S>

@@ -22,12 +22,13 @@ template <class WeightT = float>
 struct Projection {
   static constexpr bool kAbsent = false;
   struct Params {
-    Rows<WeightT const> weight = {};     ///< [out, in]
-    bool normalise = false;              ///< RMSNorm of x first; forward() overwrites x with it
-    float const* norm = nullptr;         ///< [in], or null: 1
-    bool normalise_result = false;       ///< RMSNorm of W x
-    float const* result_norm = nullptr;  ///< [out], or null: 1
-    float eps = 0.0F;                    ///< of both norms
+    Rows<WeightT const> weight = {};        ///< [out, in]
+    bool normalise = false;                 ///< RMSNorm of x first; forward() overwrites x with it
+    float const* norm = nullptr;            ///< [in], or null: 1
+    bool normalise_result = false;          ///< RMSNorm of W x
+    float const* result_norm = nullptr;     ///< [out], or null: 1
+    float eps = 0.0F;                       ///< of both norms
+    WeightReads reads = WeightReads::once;  ///< as gate::Linear's
   };
   static OutputStep step(Params const& p) {
     if (p.weight.extent(0) == 0) return OutputStep::none;
@@ -47,7 +48,7 @@ struct Projection {
         throw Error(ErrorCode::argument,
                     text(name, ": weight is [", p.weight.extent(0), ", ", p.weight.extent(1), "], expected [", out, ", ", in, "]"));
       }
-      linear_.emplace(p.weight, nullptr, Sums::blocked, sizes.max_rows, arena);
+      linear_.emplace(p.weight, nullptr, Sums::blocked, sizes.max_rows, arena, p.reads);
       y_ = arena.template take<Act>(sizes.max_rows * out);
     }
     bool active() const { return linear_.has_value(); }

@@ -58,11 +58,7 @@ class BlasLtProduct {
 
   /// w [N, K] and bias [N] (or null) on the device, borrowed. A bias needs Out = float. E_UNSUPPORTED if cuBLASLt has no algorithm.
   BlasLtProduct(Rows<In const> w, float const* bias, Sums sums, std::int64_t max_rows, Arena<space::cuda>& arena)
-      : w_(w),
-        bias_(bias),
-        handle_(detail::blas_lt_handle()),
-        workspace_(arena.template take<char>(kWorkspaceBytes)),
-        piece_rows_(max_rows) {
+      : w_(w), bias_(bias), handle_(detail::blas_lt_handle()), piece_rows_(max_rows) {
     using detail::check_blas;
     if (bias != nullptr && !std::is_same_v<Out, float>) {
       throw Error(ErrorCode::config, "linear: a bias is added to float32 outputs only");
@@ -78,12 +74,21 @@ class BlasLtProduct {
     if (sums == Sums::per_row) {
       algorithms_.push_back(choose(kPerRowSize));  // also for fewer rows than that: an algorithm for 3 may not take 1
       while (piece_rows_ > kPerRowSize && !fits(piece_rows_)) piece_rows_ = std::max(kPerRowSize, piece_rows_ / 2);
-      return;
+    } else {
+      for (std::int64_t rows = 1;; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
+        algorithms_.push_back(choose(rows));
+        if (rows >= max_rows) break;
+      }
     }
-    for (std::int64_t rows = 1;; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
-      algorithms_.push_back(choose(rows));
-      if (rows >= max_rows) break;
+    workspace_ = arena.template take<char>(kWorkspaceBytes);  // last: without an algorithm the caller may compute in another way
+  }
+
+  /// Of Sums::per_row: whether its algorithm takes few and many rows, as cuBLASLt says without a call.
+  bool takes_all_rows() const {
+    for (std::int64_t rows = 1; rows <= piece_rows_; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
+      if (!fits(rows)) return false;
     }
+    return true;
   }
 
   /// Enqueues. No allocation and no synchronisation. x [M, K], y [M, N], M at most max_rows.
@@ -175,7 +180,7 @@ class BlasLtProduct {
   Rows<In const> w_;
   float const* bias_;
   cublasLtHandle_t handle_;
-  void* workspace_;
+  void* workspace_ = nullptr;
   cublasLtMatmulDescOpaque_t desc_{};
   std::int64_t piece_rows_;                       // of one call
   std::vector<cublasLtMatmulAlgo_t> algorithms_;  // by algorithm_of(rows); or one

@@ -61,7 +61,8 @@ void each_row(std::int64_t rows, std::int64_t work, F const& f) {
 template <class Weight, class Act, class Out>
 class Linear<space::host, Weight, Act, Out> {
  public:
-  Linear(Rows<Weight const> weight, float const* bias, Sums sums, std::int64_t max_rows, Arena<space::host>& arena)
+  Linear(Rows<Weight const> weight, float const* bias, Sums sums, std::int64_t max_rows, Arena<space::host>& arena,
+         WeightReads /*reads*/ = WeightReads::once)
       : weight_(weight), bias_(bias), sums_(sums) {
     moe::detail::check_rows("linear: weights", weight);
     std::int64_t const n = weight.extent(0);
