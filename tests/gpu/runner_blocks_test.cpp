@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,14 +26,20 @@ using moe_test::BlockFile;
 using moe_test::each_block_file;
 using moe_test::relative_error;
 
-/// The block's output on the device: enqueued, and the same bits replayed from a graph. in_place: it overwrites the input.
-template <class Act, class Experts>
-std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows = 256, bool in_place = false) {
+/// How the last block computed its gate, in words.
+std::string last_gate;
+
+/// The block's output on the device: enqueued, and the same bits replayed from a graph. in_place: it overwrites the input. change(weights):
+/// of those that were read.
+template <class Act, class Experts, class Change>
+std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows, bool in_place, Change const& change) {
   using Block = models::DeviceBlock<quantization::None, Local, Experts, Act>;
   std::int64_t const rows = f.rows();
   comm::Self<Cuda> self;
-  Block block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), rows, {}, {},
-              {.shared_overlap_rows = overlap_rows});
+  auto weights = io::load_block<float>(f.store);
+  change(weights);
+  Block block(self, weights, ExpertPlacement(f.description.router.num_experts, 1), rows, {}, {}, {.shared_overlap_rows = overlap_rows});
+  last_gate = block.runner().gate_choice();
   std::vector<Act> host(f.hidden.size());
   std::transform(f.hidden.begin(), f.hidden.end(), host.begin(), [](float v) { return from_float<Act>(v); });
   Buffer<Act, Cuda> x(static_cast<std::int64_t>(host.size())), y(x.size()), again(x.size());
@@ -78,6 +85,11 @@ std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows =
   return out;
 }
 
+template <class Act, class Experts>
+std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows = 256, bool in_place = false) {
+  return run_on_device<Act, Experts>(f, overlap_rows, in_place, [](auto const&) {});
+}
+
 TEST(RunnerBlocks, Float32EqualsExpected) {
   each_block_file([](BlockFile const& f) {
     auto const got = run_on_device<float, experts::CudaReference>(f);
@@ -99,6 +111,31 @@ TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
     EXPECT_LT(relative_error(got, want), 1.2e-2) << f.name;
     EXPECT_LT(relative_error(got, f.expected), std::max(1.2e-2, 1.5 * relative_error(want, f.expected))) << f.name;
   });
+}
+
+/// Gates with values of bf16, as those of a checkpoint in bf16: the float32 weights on the device were freed. Against the block whose gate
+/// runs on the host, with the same weights and rows.
+TEST(RunnerBlocks, GatesWithValuesOfBf16EqualTheFrameOnTheHost) {
+  auto const round = [](std::vector<float>& values) {
+    for (float& v : values) v = to_float(from_float<bf16>(v));
+  };
+  auto const change = [&](auto& weights) {
+    round(weights.router_weight);
+    round(weights.router_mlp.down);
+  };
+  int in_bf16 = 0, in_float32 = 0;
+  each_block_file([&](BlockFile const& f) {
+    BlockFile rounded(f.path);
+    round(rounded.hidden);
+    auto const want = rounded.run<quantization::None, Local, experts::CudaReference>(change);
+    auto const got = run_on_device<bf16, experts::CudaReference>(f, 256, false, change);
+    EXPECT_LT(relative_error(got, want), 1.2e-2) << f.name << ", " << last_gate;
+    if (last_gate.starts_with("bf16 products")) ++in_bf16;
+    if (last_gate.starts_with("float32 products")) ++in_float32;
+    EXPECT_EQ(last_gate.find("is not a value of bf16"), std::string::npos) << f.name << ": " << last_gate;
+  });
+  std::printf("gates in bf16: %d, in float32: %d\n", in_bf16, in_float32);
+  EXPECT_GT(in_bf16, 0);
 }
 
 // Beside the routed experts, one row above the threshold, and never: the same bits (N6). Also where the output is the input (N7).
