@@ -81,7 +81,22 @@ TYPED_TEST_P(RunnerGrid, SharedBesideTheExchangeKeepTheBits) {
   }
 }
 
-REGISTER_TYPED_TEST_SUITE_P(RunnerGrid, EqualsOneRank, SharedBesideTheExchangeKeepTheBits);
+// 256 columns of the routed path in a layer of 384, in a block of 512. What the padding columns hold must reach no output: the experts'
+// weights there are not zero. The second forward finds what the first one left in its memory.
+TYPED_TEST_P(RunnerGrid, N8_LatentWithPadding) {
+  BackendFacts facts = TypeParam::kFacts;
+  facts.sequence_parallel = false;
+  Grid g{2, world_size() / 2, 1, true};
+  if (runner::parallel_conflict(parallel_of(g, 0, facts)) != nullptr) g = {world_size(), 1, 1, true};  // no exchange
+  Model const m{.form = {true, true, SharedOutput::partial}, .hidden = 512, .latent = 256, .padding = 128};
+  Rank<TypeParam> rank(g, m, false, facts);
+  EXPECT_EQ(rank.runner.layer().shape().hidden(), 384);
+  EXPECT_EQ(rank.runner.hidden(), 512);
+  std::vector<float> const x = tokens(rank.moe, m.hidden), want = on_one_rank(m, x);
+  for (int i = 0; i < 2; ++i) expect_close(rank.forward(x), want, kTolerance);
+}
+
+REGISTER_TYPED_TEST_SUITE_P(RunnerGrid, EqualsOneRank, SharedBesideTheExchangeKeepTheBits, N8_LatentWithPadding);
 
 // ---- Shared experts as further experts of the layer (N20): every rank computes those of its own rows.
 

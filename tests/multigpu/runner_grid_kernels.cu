@@ -2,6 +2,7 @@
 // tests/multigpu/runner_grid_kernels.cu: the kernels of the blocks of runner_grid_ranks.hpp besides those of their exchanges and experts,
 // and what exchanges call that carry logits (runner_grid_test.cpp).
 #include "moe/backends/collective/device/allgather_reduce_scatter.cuh"
+#include "moe/backends/collective/device/naive.cuh"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/nccl.hpp"
 #include "moe/core/contract/monolithic.hpp"
@@ -19,6 +20,7 @@ using Layer = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
 
 template class moe::backends::detail::LocalExchange<moe::space::cuda, moe::LogitsRows<Layer>, None, float>;
 template class moe::detail::GatherExchange<moe::backends::AllGatherReduceScatter<Nccl>, moe::LogitsRows<Layer>, None, float>;
+template class moe::detail::GatherExchange<moe::backends::Naive<Nccl>, moe::LogitsRows<Layer>, None, float>;
 template void moe::routing::pass_logits<float>(RouteArgs<float> const&, Stream<space::cuda>);
 
 namespace moe::runner {

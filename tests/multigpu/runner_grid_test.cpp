@@ -28,6 +28,7 @@ using namespace moe_test::grid;
 using moe_test::expect_error;
 using Local = backends::NoExpertParallel<Cuda>;
 using Gather = backends::AllGatherReduceScatter<Nccl>;
+using Naive = backends::Naive<Nccl>;
 using LowLatency = backends::LowLatency<comm::NcclSymmetric>;
 using Inside = experts::Monolithic<experts::CudaReference>;
 
@@ -116,17 +117,18 @@ void replays_several_sizes(Grid const& g, SharedOutput shared) {
   }
   expect_error(ErrorCode::capacity, "8 rows exceed the largest size 7", [&] { graphs.replay(kMost + 1, rank.stream); });
 }
-TEST(RunnerGridGraph, SeveralSizes) {
-  replays_several_sizes<Local>({world_size(), 1, 1, true}, SharedOutput::partial);
+TEST(RunnerGridGraph, SeveralSizesLocal) { replays_several_sizes<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
+TEST(RunnerGridGraph, SeveralSizesLowLatency) {
   replays_several_sizes<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete);
   replays_several_sizes<LowLatency>({1, world_size(), 1, true}, SharedOutput::complete);
 }
 
 /// Ranks with other sizes, and a rank whose sizes are impossible: an error on all ranks before any forward, and the next capture works.
-TEST(RunnerGridGraph, RanksWithOtherSizesAreRefused) {
-  Model const m{.form = {false, false, SharedOutput::complete}};
-  Rank<LowLatency> rank({1, world_size(), 1, true}, m, true);
-  std::vector<float> const x = bf16_numbers(80 + world_rank(), 4 * kHidden), want = rank.forward(x);
+template <class Backend>
+void refuses_other_sizes(Grid const& g, SharedOutput shared) {
+  Model const m{.form = {false, false, shared}};
+  Rank<Backend> rank(g, m, true);
+  std::vector<float> const x = bf16_numbers(80 + rank.moe.dp_rank, 4 * kHidden), want = rank.forward(x);
   bool const last = world_rank() == world_size() - 1;
   Rowset rows(x);
   int calls = 0;
@@ -155,6 +157,10 @@ TEST(RunnerGridGraph, RanksWithOtherSizesAreRefused) {
   EXPECT_EQ(graphs.replay(4, rank.stream), 4);
   finish(rank.runner, rank.tp, rank.stream);
   EXPECT_EQ(rows.result(), want);
+}
+TEST(RunnerGridGraph, OtherSizesAreRefusedLocal) { refuses_other_sizes<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
+TEST(RunnerGridGraph, OtherSizesAreRefusedLowLatency) {
+  refuses_other_sizes<LowLatency>({1, world_size(), 1, true}, SharedOutput::complete);
 }
 
 // ---- Experts that route inside (N16): rows and logits are gathered, and every rank chooses.
@@ -187,7 +193,7 @@ std::vector<float> gathered(MoeParallel const& moe) {
 
 template <class Backend>
 class MonolithicGrid : public testing::Test {};
-using MonolithicBackends = testing::Types<Local, Gather>;
+using MonolithicBackends = testing::Types<Local, Gather, Naive>;
 TYPED_TEST_SUITE(MonolithicGrid, MonolithicBackends);
 
 TYPED_TEST(MonolithicGrid, N16_EqualsRoutedRows) {
@@ -276,6 +282,7 @@ TEST(RunnerGridErrors, GroupThatIsDown) {
   {
     Rank<Local> rank({world_size(), 1, 1, true}, m, false);
     expect_close(rank.forward(x), on_one_rank(m, x), kTolerance);
+    MPI_Barrier(MPI_COMM_WORLD);  // between hosts a rank's sends may still be under way when its own sum has ended
     rank.tp->abort();
     expect_error(ErrorCode::peer, "the TP group is down", [&] { rank.forward(x); });
   }
