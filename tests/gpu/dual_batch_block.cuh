@@ -83,8 +83,9 @@ class DualBlock {
   using Layer = ModularKernel<DualConfig, Router, Quant, Backend, Experts>;
   using Block = Runner<Layer, DualParts>;
 
-  /// workers: as runner::dual_batch::Halves::Params::expert_workers. Blocks of another `layer` have other weights and rows.
-  DualBlock(typename Backend::Comm& comm, typename Backend::Params const& params, int workers, int layer = 0)
+  /// workers: as runner::dual_batch::Halves::Params::expert_workers. Blocks of another `layer` have other weights and rows. overlap_rows:
+  /// up to how many rows the shared experts run on a side stream.
+  DualBlock(typename Backend::Comm& comm, typename Backend::Params const& params, int workers, int layer = 0, std::int64_t overlap_rows = 0)
       : rank_(comm.rank()),
         layer_(layer),
         num_experts_(kLocal * comm.size()),
@@ -107,7 +108,7 @@ class DualBlock {
     p.shared.count = 1;
     p.shared.intermediate = kSharedWidth;
     p.shared.activation = {activation::Kind::silu, {}};
-    p.shared.overlap_rows = 0;
+    p.shared.overlap_rows = overlap_rows;
     auto set = [](auto& to, bf16 const* codes, std::int64_t rows, std::int64_t cols) {
       to.codes = make_blocks(codes, 1, rows, cols);
       to.rows = rows;
