@@ -10,6 +10,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
@@ -54,6 +55,8 @@ MOE_TEST_SCHEME(quantization::WNa16<4, 32>);
 MOE_TEST_SCHEME(quantization::Nvfp4W4A16);
 MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
 MOE_TEST_SCHEME(quantization::Mxfp4Fp8<>);
+MOE_TEST_SCHEME(quantization::Int4Fp8<128>);
+MOE_TEST_SCHEME(quantization::Int4Fp8<32>);
 
 /// Rows of shared experts in the layer's scheme.
 template <class Quant>
@@ -63,5 +66,9 @@ template void Kernels::quantize(quantization::Fp8Block<> const&, Rows<bf16 const
 template void Kernels::quantize(quantization::Fp8PerToken<> const&, Rows<bf16 const>, Rows<Codes<quantization::Fp8PerToken<>>>, Rows<float>,
                                 cudaStream_t);
 template void Kernels::quantize(quantization::Mxfp4Fp8<> const&, Rows<bf16 const>, Rows<Codes<quantization::Mxfp4Fp8<>>>, Rows<float>,
+                                cudaStream_t);
+template void Kernels::quantize(quantization::Int4Fp8<128> const&, Rows<bf16 const>, Rows<Codes<quantization::Int4Fp8<128>>>, Rows<float>,
+                                cudaStream_t);
+template void Kernels::quantize(quantization::Int4Fp8<32> const&, Rows<bf16 const>, Rows<Codes<quantization::Int4Fp8<32>>>, Rows<float>,
                                 cudaStream_t);
 template void Kernels::sigmoid_gate(Rows<bf16 const>, float const*, Rows<float>, cudaStream_t);

@@ -20,6 +20,7 @@
 #include "moe/models/fused_shared.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
@@ -44,6 +45,8 @@ using Mxfp4Fp8 = quantization::Mxfp4Fp8<>;
 using Nvfp4 = quantization::Nvfp4W4A16;
 using Int4 = quantization::Int4Group128;
 using Int4Group32 = quantization::WNa16<4, 32>;  // Kimi-K2-Thinking
+using Int4Fp8 = quantization::Int4Fp8<128>;
+using Int4Group32Fp8 = quantization::Int4Fp8<32>;
 using Int8Weights = quantization::Int8PerChannel;
 using Weights = io::HostLayerWeights<float>;
 
@@ -169,7 +172,7 @@ void expect_families(std::set<std::string> const& names, std::vector<std::string
 /// The experts that a scheme should have on Hopper.
 template <class Quant>
 constexpr char const* best_experts() {
-  if (std::is_same_v<Quant, Mxfp4Fp8>) return "hopper_w4a8";
+  if (std::is_same_v<Quant, Mxfp4Fp8> || std::is_same_v<Quant, Int4Fp8> || std::is_same_v<Quant, Int4Group32Fp8>) return "hopper_w4a8";
   if (std::is_same_v<Quant, Int8Weights>) return "hopper_w8a16";
   constexpr bool kFourBits = Quant::kWeightPack == 2;
   return kFourBits ? "hopper_w4a16" : "hopper_contiguous";
@@ -215,6 +218,8 @@ TEST(RunnerExperts, Nvfp4) { widened_blocks_equal_the_host<Nvfp4>(1.5e-2); }
 TEST(RunnerExperts, Int4Group32) { widened_blocks_equal_the_host<Int4Group32>(1.5e-2); }
 // Rows and intermediate as those of Fp8Block, and so the tolerance.
 TEST(RunnerExperts, Mxfp4UnderFp8Rows) { widened_blocks_equal_the_host<Mxfp4Fp8>(4e-2); }
+TEST(RunnerExperts, Int4UnderFp8Rows) { widened_blocks_equal_the_host<Int4Fp8>(4e-2); }
+TEST(RunnerExperts, Int4Group32UnderFp8Rows) { widened_blocks_equal_the_host<Int4Group32Fp8>(4e-2); }
 TEST(RunnerExperts, Int8Weights) { widened_blocks_equal_the_host<Int8Weights>(1.5e-2); }
 
 /// The block files themselves, in sizes that some kernels do not take.
@@ -304,5 +309,7 @@ TEST(RunnerSharedExperts, Int4) { shared_experts_equal_the_host<experts::HopperW
 TEST(RunnerSharedExperts, Nvfp4) { shared_experts_equal_the_host<experts::HopperW4A16, Nvfp4>(1.5e-2); }
 TEST(RunnerSharedExperts, Int4Group32) { shared_experts_equal_the_host<experts::HopperW4A16, Int4Group32>(1.5e-2); }
 TEST(RunnerSharedExperts, Mxfp4UnderFp8Rows) { shared_experts_equal_the_host<experts::HopperW4A8, Mxfp4Fp8>(4e-2); }
+TEST(RunnerSharedExperts, Int4UnderFp8Rows) { shared_experts_equal_the_host<experts::HopperW4A8, Int4Fp8>(4e-2); }
+TEST(RunnerSharedExperts, Int4Group32UnderFp8Rows) { shared_experts_equal_the_host<experts::HopperW4A8, Int4Group32Fp8>(4e-2); }
 
 }  // namespace
