@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, and a call that works afterwards;
 // load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for nothing, and others say before
-// any work that they cannot be captured; the kernels of a block. Logits with a gate inside, or none without one, do not compile
+// any work that they cannot be captured; the kernels of a block; shared experts that give other rows; a gate in the model's type. Logits
+// with a gate inside, or none without one, do not compile
 // (compile_fail/runner_logits.cpp).
 #include <gtest/gtest.h>
 
@@ -61,6 +62,60 @@ struct Chunked : Plain {
 struct WithShared : Plain {
   using Gate = runner::gate::Linear<float>;
   using Shared = runner::shared::Dense<bf16>;
+};
+
+/// Shared experts of a caller, of whose output `missing_rows` rows are missing.
+std::int64_t missing_rows = 0;
+template <class Space, class Act>
+class ShortPart : public runner::shared::Dense<bf16>::Part<Space, Act> {
+  using Base = runner::shared::Dense<bf16>::Part<Space, Act>;
+
+ public:
+  using Base::Base;
+  std::int64_t rows() const { return Base::rows() - missing_rows; }
+};
+struct ShortShared : runner::shared::Dense<bf16> {
+  template <class Space, class Act>
+  using Part = ShortPart<Space, Act>;
+};
+struct WithShortShared : WithShared {
+  using Shared = ShortShared;
+};
+
+/// Logits in the model's type, and in float32 of the same weights.
+struct ModelGate : Plain {
+  using Gate = runner::gate::Linear<bf16, runner::gate::Precision::model>;
+};
+struct Float32Gate : Plain {
+  using Gate = runner::gate::Linear<bf16>;
+};
+
+/// A gate and shared experts on the device.
+struct AroundLayer {
+  static constexpr std::int64_t kWidth = 48;
+  DeviceBuffer<float> gate = upload(bf16_numbers(31, kExperts* kHidden));
+  DeviceBuffer<bf16> w13 = narrow(bf16_numbers(32, 2 * kWidth * kHidden)), w2 = narrow(bf16_numbers(33, kHidden* kWidth));
+
+  static DeviceBuffer<bf16> narrow(std::vector<float> const& values) {
+    std::vector<bf16> out;
+    for (float const v : values) out.push_back(from_float<bf16>(v));
+    return upload(out);
+  }
+  template <class P>
+  void set(P& p) const {
+    p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
+    p.scaling.routed = 1.5F;
+    p.shared.count = 1;
+    p.shared.intermediate = kWidth;
+    p.shared.activation = {activation::Kind::silu, {}};
+    auto const matrix = [](auto& to, DeviceBuffer<bf16> const& from, std::int64_t rows, std::int64_t cols) {
+      to.codes = make_blocks(from.data(), 1, rows, cols);
+      to.rows = rows;
+      to.cols = cols;
+    };
+    matrix(p.shared.weights.w13, w13, 2 * kWidth, kHidden);
+    matrix(p.shared.weights.w2, w2, kHidden, kWidth);
+  }
 };
 
 class RunnerCases : public testing::Test {
@@ -299,15 +354,9 @@ TEST_F(RunnerCases, ChunksSayWhatCannotBeCaptured) {
 /// call, and cuBLASLt's where they are values of bf16. A side stream adds no node.
 TEST_F(RunnerCases, KernelsOfABlock) {
   using R = Runner<Layer, WithShared>;
-  constexpr std::int64_t kRows = 5, kWidth = 48;
+  constexpr std::int64_t kRows = 5;
   using Shared = runner::shared::Dense<bf16>;
-  DeviceBuffer<float> const gate = upload(bf16_numbers(31, kExperts * kHidden));
-  auto const narrow = [](std::vector<float> const& values) {
-    std::vector<bf16> out;
-    for (float const v : values) out.push_back(from_float<bf16>(v));
-    return upload(out);
-  };
-  DeviceBuffer<bf16> const w13 = narrow(bf16_numbers(32, 2 * kWidth * kHidden)), w2 = narrow(bf16_numbers(33, kHidden * kWidth));
+  AroundLayer const around;
   Rows<bf16 const> const hidden = make_rows(static_cast<bf16 const*>(x.data()), kRows, kHidden);
   Rows<bf16> const output = make_rows(y.data(), kRows, kHidden);
 
@@ -318,18 +367,7 @@ TEST_F(RunnerCases, KernelsOfABlock) {
   // The routing, ids, rows, two products, and the rounding of their float32 sums.
   EXPECT_EQ(routed, (moe_test::GraphNodes{6, 0}));
 
-  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
-  p.scaling.routed = 1.5F;
-  p.shared.count = 1;
-  p.shared.intermediate = kWidth;
-  p.shared.activation = {activation::Kind::silu, {}};
-  auto const set = [](auto& to, DeviceBuffer<bf16> const& from, std::int64_t rows, std::int64_t cols) {
-    to.codes = make_blocks(from.data(), 1, rows, cols);
-    to.rows = rows;
-    to.cols = cols;
-  };
-  set(p.shared.weights.w13, w13, 2 * kWidth, kHidden);
-  set(p.shared.weights.w2, w2, kHidden, kWidth);
+  around.set(p);
   using runner::WeightReads;
   constexpr std::pair<std::int64_t, WeightReads> kCases[] = {
       {0, WeightReads::once}, {kRows, WeightReads::once}, {kRows, WeightReads::every_call}};
@@ -359,6 +397,97 @@ TEST_F(RunnerCases, KernelsOfABlock) {
     std::printf("a block of %zu kernels: %zu of the layer, %zu of the gate, %zu of the shared experts\n", whole.kernels, routed.kernels,
                 gates.kernels, shared.kernels);
   }
+}
+
+/// Before the layer has run and with the side stream forked; the next forward works.
+TEST_F(RunnerCases, SharedOutputOfOtherRowsIsAnInternalError) {
+  using R = Runner<Layer, WithShortShared>;
+  AroundLayer const around;
+  for (std::int64_t const overlap_rows : {std::int64_t{0}, kMost}) {
+    SCOPED_TRACE(text("shared experts beside the layer up to ", overlap_rows, " rows"));
+    auto p = params<R>(kMost);
+    around.set(p);
+    p.shared.overlap_rows = overlap_rows;
+    R runner(self, store.view(), p);
+    auto const forward = [&](auto hidden, auto output) { runner.forward(hidden, output, {}, stream); };
+    std::vector<float> const want = output_of(runner, 3, forward);
+    for (std::int64_t const missing : {1, 3, -1}) {
+      missing_rows = missing;
+      expect_error(ErrorCode::internal, text("shared experts: ", 3 - missing, " rows of output for 3 rows"),
+                   [&] { output_of(runner, 3, forward); });
+      missing_rows = 0;
+      stream.synchronize();
+      std::vector<float> const untouched = floats(y);
+      EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(), [](float v) { return std::isnan(v); }));
+      EXPECT_EQ(output_of(runner, 3, forward), want);
+    }
+  }
+}
+
+/// Sums are exact in float32 in any order: rows are multiples of 1/8, weights of 1/64. Expert 1 has the weights of expert 0 but for the
+/// first column, where it has 1/64 more: its logit is larger, and in bf16 the same where that is less than the last bit. Then the router
+/// takes expert 0 first, and equal weights.
+TEST_F(RunnerCases, N17_GateInTheModelsType) {
+  std::vector<bf16> rows, weights;
+  std::vector<float> exact(kMost * kExperts), rounded(exact.size());
+  for (int t = 0; t < kMost; ++t) {
+    for (int i = 0; i < kHidden; ++i) rows.push_back(from_float<bf16>(static_cast<float>(1 + (5 * i + 3 * t) % 8) / 8));
+  }
+  for (int e = 0; e < kExperts; ++e) {
+    for (int i = 0; i < kHidden; ++i) {
+      int const value = e < 2 ? 8 + 3 * i % 8 + (e == 1 && i == 0 ? 1 : 0) : (3 * i + e) % 8;
+      weights.push_back(from_float<bf16>(static_cast<float>(value) / 64));
+    }
+  }
+  int ties = 0;
+  for (int t = 0; t < kMost; ++t) {
+    for (int e = 0; e < kExperts; ++e) {
+      float sum = 0;
+      for (int i = 0; i < kHidden; ++i) {
+        sum += to_float(rows[static_cast<std::size_t>(t * kHidden + i)]) * to_float(weights[static_cast<std::size_t>(e * kHidden + i)]);
+      }
+      auto const at = static_cast<std::size_t>(t * kExperts + e);
+      exact[at] = sum;
+      rounded[at] = to_float(from_float<bf16>(sum));
+    }
+    auto const first = static_cast<std::size_t>(t * kExperts);
+    ASSERT_LT(exact[first], exact[first + 1]);
+    ties += rounded[first] == rounded[first + 1] ? 1 : 0;
+  }
+  ASSERT_GE(ties, 2);
+  Memory<Cuda>::copy_from_host(x.data(), rows.data(), rows.size() * sizeof(bf16));
+  DeviceBuffer<bf16> const gate = upload(weights);
+
+  struct Routed {
+    std::vector<float> output, weights;
+    std::vector<std::int32_t> ids;
+    bool operator==(Routed const&) const = default;
+  };
+  auto const routed = [&](auto& runner, auto const& call) {
+    Routed r{output_of(runner, kMost, call), std::vector<float>(kMost * kTopK), std::vector<std::int32_t>(kMost * kTopK)};
+    Memory<Cuda>::copy_to_host(r.ids.data(), runner.topk_ids().data_handle(), r.ids.size() * sizeof(std::int32_t));
+    Memory<Cuda>::copy_to_host(r.weights.data(), runner.topk_weights().data_handle(), r.weights.size() * sizeof(float));
+    return r;
+  };
+  Runner<Layer, Plain> outside(self, store.view(), params<Runner<Layer, Plain>>(kMost));
+  auto const given = [&](std::vector<float> const& values) {
+    Memory<Cuda>::copy_from_host(logits.data(), values.data(), values.size() * sizeof(float));
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return routed(outside, [&](auto hidden, auto output) {
+      outside.forward(hidden, make_rows(static_cast<float const*>(logits.data()), kMost, kExperts), output, {}, stream);
+    });
+  };
+  auto const inside = [&]<class Parts>(Parts) {
+    using R = Runner<Layer, Parts>;
+    auto p = params<R>(kMost);
+    p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
+    R runner(self, store.view(), p);
+    return routed(runner, [&](auto hidden, auto output) { runner.forward(hidden, output, {}, stream); });
+  };
+  Routed const in_bf16 = given(rounded), in_float32 = given(exact);
+  EXPECT_NE(in_bf16.ids, in_float32.ids) << "the data do not tell the two types apart";
+  EXPECT_TRUE(inside(ModelGate{}) == in_bf16);
+  EXPECT_TRUE(inside(Float32Gate{}) == in_float32);
 }
 
 }  // namespace
