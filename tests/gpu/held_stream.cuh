@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/held_stream.cuh: what a call costs on the host: a stream that stays busy while calls are enqueued, and the nodes that a call
-// becomes in a graph.
+// becomes in a graph, with their order.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <ostream>
 #include <vector>
@@ -58,33 +59,95 @@ class HeldStream {
 /// What a call enqueues, as nodes of a graph.
 struct GraphNodes {
   std::size_t kernels = 0, others = 0;
+  std::size_t all() const { return kernels + others; }
   friend bool operator==(GraphNodes const&, GraphNodes const&) = default;
   friend std::ostream& operator<<(std::ostream& out, GraphNodes const& n) {
     return out << n.kernels << " kernels and " << n.others << " other nodes";
   }
 };
 
+/// The graph of a call that enqueues in `stream`: it is made once as it is and once in a capture.
+class CapturedCall {
+ public:
+  template <class Forward>
+  CapturedCall(cudaStream_t stream, Forward const& forward) {
+    forward();
+    moe::check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    moe::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    forward();
+    moe::check_cuda(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
+    std::size_t count = 0;
+    moe::check_cuda(cudaGraphGetNodes(graph_, nullptr, &count), "cudaGraphGetNodes");
+    nodes_.resize(count);
+    if (count > 0) moe::check_cuda(cudaGraphGetNodes(graph_, nodes_.data(), &count), "cudaGraphGetNodes");
+  }
+  CapturedCall(CapturedCall const&) = delete;
+  CapturedCall& operator=(CapturedCall const&) = delete;
+  ~CapturedCall() { cudaGraphDestroy(graph_); }
+
+  GraphNodes nodes() const {
+    GraphNodes found;
+    for (cudaGraphNode_t const node : nodes_) {
+      cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+      moe::check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+      ++(type == cudaGraphNodeTypeKernel ? found.kernels : found.others);
+    }
+    return found;
+  }
+  /// For each node the number of nodes that may run beside it, those that neither precede nor follow it: in ascending order.
+  std::vector<std::size_t> beside() const {
+    std::size_t const n = nodes_.size();
+    std::vector<std::vector<bool>> before = edges();
+    for (std::size_t via = 0; via < n; ++via) {
+      for (std::size_t a = 0; a < n; ++a) {
+        for (std::size_t b = 0; before[a][via] && b < n; ++b) {
+          if (before[via][b]) before[a][b] = true;
+        }
+      }
+    }
+    std::vector<std::size_t> out;
+    for (std::size_t a = 0; a < n; ++a) {
+      std::size_t count = 0;
+      for (std::size_t b = 0; b < n; ++b) count += a != b && !before[a][b] && !before[b][a] ? 1 : 0;
+      out.push_back(count);
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+ private:
+  /// [a][b]: b waits for a, whatever it waits for (an edge of a programmatic launch counts as well).
+  std::vector<std::vector<bool>> edges() const {
+    std::size_t count = 0;
+    moe::check_cuda(cudaGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
+    std::vector<cudaGraphNode_t> from(count), to(count);
+    std::vector<cudaGraphEdgeData> data(count);
+    if (count > 0) moe::check_cuda(cudaGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count), "cudaGraphGetEdges");
+    auto const index = [&](cudaGraphNode_t node) {
+      return static_cast<std::size_t>(std::find(nodes_.begin(), nodes_.end(), node) - nodes_.begin());
+    };
+    std::vector<std::vector<bool>> out(nodes_.size(), std::vector<bool>(nodes_.size()));
+    for (std::size_t i = 0; i < count; ++i) out[index(from[i])][index(to[i])] = true;
+    return out;
+  }
+
+  cudaGraph_t graph_ = nullptr;
+  std::vector<cudaGraphNode_t> nodes_;
+};
+
 /// Calls forward(), which enqueues in `stream`, once as it is and once in a capture.
 template <class Forward>
 GraphNodes graph_nodes(cudaStream_t stream, Forward const& forward) {
-  forward();
-  moe::check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  moe::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  forward();
-  cudaGraph_t graph = nullptr;
-  moe::check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  std::size_t count = 0;
-  moe::check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
-  std::vector<cudaGraphNode_t> nodes(count);
-  if (count > 0) moe::check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
-  GraphNodes found;
-  for (cudaGraphNode_t const node : nodes) {
-    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
-    moe::check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
-    ++(type == cudaGraphNodeTypeKernel ? found.kernels : found.others);
-  }
-  cudaGraphDestroy(graph);
-  return found;
+  return CapturedCall(stream, forward).nodes();
+}
+
+/// What CapturedCall::beside() is of two paths of so many nodes, and `common` nodes before the fork and after the join.
+inline std::vector<std::size_t> two_paths(std::size_t common, std::size_t one, std::size_t other) {
+  std::vector<std::size_t> out(common, 0);
+  out.insert(out.end(), one, other);
+  out.insert(out.end(), other, one);
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 }  // namespace moe_test

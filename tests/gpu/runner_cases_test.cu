@@ -349,9 +349,18 @@ TEST_F(RunnerCases, ChunksSayWhatCannotBeCaptured) {
   EXPECT_EQ(run(asks, kMost), want) << "the refused capture left nothing behind";
 }
 
+/// expect_enqueues_only() would see an allocation.
+TEST_F(RunnerCases, AllocationsAreSeen) {
+  EXPECT_FALSE(moe_test::allocates_on_device([&] { Memory<Cuda>::fill_async(y.data(), 0, y.bytes(), stream); }));
+  EXPECT_TRUE(moe_test::allocates_on_device([&] { DeviceBuffer<float> const memory(1000); }));
+  EXPECT_FALSE(moe_test::allocates_on_device([&] { Memory<Cuda>::fill_async(y.data(), 0, y.bytes(), stream); }));
+  stream.synchronize();
+}
+
 /// A block with a gate, shared experts and a factor launches what its gate, its layer and its shared experts launch alone, and one kernel
 /// that reads the routed output, scales it and adds the shared output. The gate is one kernel where its float32 weights are read in each
-/// call, and cuBLASLt's where they are values of bf16. A side stream adds no node.
+/// call, and cuBLASLt's where they are values of bf16. A side stream adds no node, and makes layer and shared experts two paths of the
+/// graph: no node of one waits for a node of the other.
 TEST_F(RunnerCases, KernelsOfABlock) {
   using R = Runner<Layer, WithShared>;
   constexpr std::int64_t kRows = 5;
@@ -391,9 +400,12 @@ TEST_F(RunnerCases, KernelsOfABlock) {
     R block(self, store.view(), p);
     EXPECT_EQ(block.gate_choice(), logits_of.choice());
     EXPECT_EQ(block.unread_gate_weight(), logits_of.unread_weight());
-    moe_test::GraphNodes const whole = moe_test::graph_nodes(stream, [&] { block.forward(hidden, output, {}, stream); });
+    moe_test::CapturedCall const captured(stream, [&] { block.forward(hidden, output, {}, stream); });
+    moe_test::GraphNodes const whole = captured.nodes();
     EXPECT_EQ(whole, (moe_test::GraphNodes{routed.kernels + gates.kernels + shared.kernels + 1, gates.others + shared.others}))
         << "layer: " << routed << "; gate: " << gates << "; shared experts: " << shared;
+    EXPECT_EQ(captured.beside(), overlap_rows == 0 ? std::vector<std::size_t>(whole.all(), 0)  // one after the other
+                                                   : moe_test::two_paths(gates.all() + 1, routed.all(), shared.all()));
     std::printf("a block of %zu kernels: %zu of the layer, %zu of the gate, %zu of the shared experts\n", whole.kernels, routed.kernels,
                 gates.kernels, shared.kernels);
   }
