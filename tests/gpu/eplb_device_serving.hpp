@@ -11,6 +11,7 @@
 #include <deque>
 #include <optional>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "moe/activation/activation.hpp"
@@ -64,11 +65,25 @@ class WorkerStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// What serves: a layer, or the block that Of builds around it: Of::Block<Layer>, a runner with its gate inside. Of then has
+/// set_block(params, l) and gate(l), its weights [E, H] on the host.
+template <class Of, class Layer>
+struct ServedOf {
+  using type = Layer;
+};
+template <class Of, class Layer>
+  requires requires { typename Of::template Block<Layer>; }
+struct ServedOf<Of, Layer> {
+  using type = typename Of::template Block<Layer>;
+};
+
 /// A model of two layers with load balancing, or without.
 template <class Quant, class Backend, class Experts, class Of, class WeightsComm, class Group>
 class DeviceServing {
  public:
   using Layer = ModularKernel<typename Of::Config, typename Of::Router, Quant, Backend, Experts>;
+  using Served = typename ServedOf<Of, Layer>::type;
+  static constexpr bool kBlocks = !std::is_same_v<Served, Layer>;
   using Store = moe::experts::WeightStore<typename Of::Config, Quant, space::cuda>;
   using Balancer = eplb::RuntimeBalancer<WeightsComm, Group>;
   using Tokens = typename Backend::Comm;
@@ -93,7 +108,7 @@ class DeviceServing {
     return eplb::WeightMover<WeightsComm>::bytes_needed({eplb::expert_tensors(encoded())}, slots_per_rank);
   }
   Balancer& balancer() { return *balancer_; }
-  Layer& layer(int l) { return layers_[static_cast<std::size_t>(l)]; }
+  Served& layer(int l) { return served_[static_cast<std::size_t>(l)]; }
 
   /// The inputs of a step, in the addresses of every step. Which experts are hot depends on the step.
   void bring(int step) {
@@ -102,10 +117,17 @@ class DeviceServing {
       std::vector<float> const x = numbers(seed, kTokens * kHidden, 1.7F), z = numbers(seed + 50'000, kTokens * kExperts, 1.7F);
       std::vector<bf16> hidden(kTokens * kHidden);
       std::vector<float> logits(kTokens * kExperts);
-      for (std::size_t i = 0; i < x.size(); ++i) hidden[i] = from_float<bf16>(x[i]);
+      int const hot[] = {(step / 8 * 5 + l) % kExperts, (step / 8 * 7 + 3) % kExperts};
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        float value = x[i];
+        if constexpr (kBlocks) {  // along the gate's rows of the hot experts
+          for (int const e : hot) value += 3.0F * of_.gate(l)[static_cast<std::size_t>(e) * kHidden + i % kHidden];
+        }
+        hidden[i] = from_float<bf16>(value);
+      }
       for (std::size_t i = 0; i < logits.size(); ++i) {
         auto const e = static_cast<int>(i) % kExperts;
-        logits[i] = z[i] + (e == (step / 8 * 5 + l) % kExperts || e == (step / 8 * 7 + 3) % kExperts ? 3.0F : 0.0F);
+        logits[i] = z[i] + (e == hot[0] || e == hot[1] ? 3.0F : 0.0F);
       }
       // In stream order: a wait for the whole device would wait for the worker's collectives.
       auto& to_hidden = hidden_[static_cast<std::size_t>(l)];
@@ -116,9 +138,14 @@ class DeviceServing {
   }
   void forward() {
     for (std::size_t l = 0; l < kLayers; ++l) {
-      layers_[l].forward(make_rows<Of::Config::hidden>(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
-                         make_rows(static_cast<float const*>(logits_[l].data()), kTokens, kExperts),
-                         make_rows<Of::Config::hidden>(output_[l].data(), kTokens, kHidden), {}, stream_);
+      if constexpr (kBlocks) {
+        served_[l].forward(make_rows(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
+                           make_rows(output_[l].data(), kTokens, kHidden), {}, stream_);
+      } else {
+        served_[l].forward(make_rows<Of::Config::hidden>(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
+                           make_rows(static_cast<float const*>(logits_[l].data()), kTokens, kExperts),
+                           make_rows<Of::Config::hidden>(output_[l].data(), kTokens, kHidden), {}, stream_);
+      }
     }
   }
   /// Waits for the stream: outputs of both layers, [layers · T · H].
@@ -126,7 +153,7 @@ class DeviceServing {
     std::vector<float> all;
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     for (std::size_t l = 0; l < kLayers; ++l) {
-      layers_[l].check();
+      served_[l].check();
       std::vector<bf16> out(kTokens * kHidden);
       Memory<space::cuda>::copy_to_host_async(out.data(), output_[l].data(), static_cast<std::size_t>(output_[l].bytes()), stream_);
       check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
@@ -196,8 +223,14 @@ class DeviceServing {
         p.mapping = balancer_->mapping(l);
         p.load = balancer_->load(l);
       }
-      layers_.emplace_back(tokens, stores_[static_cast<std::size_t>(l)].view(), p);
-      if (balancer_) balancer_->attach(l, layers_.back());
+      if constexpr (kBlocks) {
+        typename Served::Params block{.layer = p};
+        of_.set_block(block, l);
+        served_.emplace_back(tokens, stores_[static_cast<std::size_t>(l)].view(), block);
+      } else {
+        served_.emplace_back(tokens, stores_[static_cast<std::size_t>(l)].view(), p);
+      }
+      if (balancer_) balancer_->attach(l, served_.back());
     }
   }
 
@@ -209,7 +242,7 @@ class DeviceServing {
   std::deque<Buffer<bf16, space::cuda>> hidden_, output_;
   std::deque<Buffer<float, space::cuda>> logits_;
   std::optional<Balancer> balancer_;
-  std::deque<Layer> layers_;
+  std::deque<Served> served_;
 };
 
 /// Outputs that differ by the order of their sums and the rounding of partial sums.
