@@ -5,19 +5,24 @@
 
 #include <type_traits>
 
+#include "batched_exchange.cuh"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/device/route.cuh"
 #include "tests/gpu/eplb_device_serving.hpp"
 
@@ -37,13 +42,13 @@ struct FixedLayer : EplbFixedLayer {
   }
 };
 
-template <class Quant, class Experts>
+template <class Quant, class Experts, class Backend = backends::NoExpertParallel<space::cuda>>
 void on_one_gpu() {
   Self tokens, weights;
   eplb::SelfGroup group;
   for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
     for (bool graphs : {false, true}) {
-      expect_same_while_moving<Quant, backends::NoExpertParallel<space::cuda>, Experts>(tokens, weights, group, mode, graphs, FixedLayer{});
+      expect_same_while_moving<Quant, Backend, Experts>(tokens, weights, group, mode, graphs, FixedLayer{});
     }
   }
 }
@@ -70,6 +75,30 @@ TEST(EplbRuntime, HopperW8A16PacksAgain) {
 TEST(EplbRuntime, HopperW4A8PacksAgain) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
+}
+
+TEST(EplbRuntime, HopperW4A16PacksEveryScheme) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Int4Group128Zero, experts::HopperW4A16>();
+  on_one_gpu<quantization::Mxfp4W4A16<>, experts::HopperW4A16>();
+  on_one_gpu<quantization::Nvfp4W4A16, experts::HopperW4A16>();
+}
+TEST(EplbRuntime, HopperW4A8PacksInt4) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Int4Fp8<>, experts::HopperW4A8>();
+  on_one_gpu<quantization::Int4Fp8<32, true>, experts::HopperW4A8>();
+}
+// Batches of rows by expert: of each expert slot, so that a move changes which batches have rows.
+TEST(EplbRuntime, HopperMasked) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::None, experts::HopperMasked, LocalBatches>();
+  on_one_gpu<quantization::Fp8Block<>, experts::HopperMasked, GatheredBatches>();
+}
+TEST(EplbRuntime, BatchedPackedWeights) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Int4Group128, experts::HopperW4A16, LocalBatches>();
+  on_one_gpu<quantization::Int8PerChannel, experts::HopperW8A16, GatheredBatches>();
+  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8, LocalBatches>();
 }
 
 // Counts of a step arrive with the next step, and all of them before a map changes.
