@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, and a call that works afterwards;
-// load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for nothing, and others say before
-// any work that they cannot be captured; the kernels of a block; shared experts that give other rows; a gate in the model's type. Logits
-// with a gate inside, or none without one, do not compile
-// (compile_fail/runner_logits.cpp).
+// tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, a forward while weights move, and a
+// call that works afterwards; load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for
+// nothing, and others say before any work that they cannot be captured; the kernels of a block; shared experts that give other rows; a gate
+// in the model's type. Logits with a gate inside, or none without one, do not compile (compile_fail/runner_logits.cpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <numeric>
 #include <string>
@@ -19,6 +19,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/cuda_graph.hpp"
+#include "moe/eplb/hold_forwards.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
@@ -225,6 +226,28 @@ TEST_F(RunnerCases, WrongCallsRowByRow) {
     EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(), [](float v) { return std::isnan(v); }));
     EXPECT_EQ(run(runner, 3), want);
   }
+}
+
+// Whole and in chunks: nothing is written, and the call after the move works.
+TEST_F(RunnerCases, ForwardWhileWeightsMove) {
+  using Whole = Runner<Layer, Plain>;
+  using Cut = Runner<Layer, Chunked>;
+  Whole whole(self, store.view(), params<Whole>(kMost));
+  Cut cut(self, store.view(), params<Cut>(3));
+  std::vector<float> const want = run(whole, kMost);
+  auto const refuses = [&](auto& runner) {
+    {
+      std::array const users{&runner.weight_move()};
+      eplb::HoldForwards const held(3, users);
+      expect_error(ErrorCode::state, "forward: the weights of layer 3 are being moved", [&] { run(runner, kMost); });
+    }
+    stream.synchronize();
+    std::vector<float> const untouched = floats(y);
+    EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(), [](float v) { return std::isnan(v); }));
+    EXPECT_EQ(run(runner, kMost), want);
+  };
+  refuses(whole);
+  refuses(cut);
 }
 
 // With the routing of a forward before, a caller gets its bits, its counts, and in chunks the same; kernels judge an invalid slot.

@@ -4,12 +4,14 @@
 // moe-ranks: 2
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "moe/backends/common/wire_row.hpp"
+#include "moe/eplb/hold_forwards.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "runner_grid_test/harness.hpp"
 
@@ -63,6 +65,26 @@ TEST(RunnerErrors, WrongCallsRowByRow) {
         expect_error(row.code, row.text, [&] { forward(rank, row.call); });
       } else {
         expect_error(ErrorCode::peer, grid.tp > 1 ? text("TP rank 1 failed with ", name(row.code)) : "rank 1 abandoned the call",
+                     [&] { forward(rank, {}); });
+      }
+      forward(rank, {});
+    }
+  }
+}
+
+// The last rank's weights are being moved: in one of its calls, and not in the next.
+TEST(RunnerErrors, ForwardWhileWeightsMove) {
+  Model const m = model();
+  for (Grid const& grid : {Grid{2, 1, 1, true}, Grid{1, 2, 1, true}}) {
+    SCOPED_TRACE(text("tp ", grid.tp));
+    Subject rank(grid, m, world_rank(), facts());
+    for (int call = 0; call < 2; ++call) {
+      if (world_rank() == 1) {
+        std::array const users{&rank.runner.weight_move()};
+        eplb::HoldForwards const held(3, users);
+        expect_error(ErrorCode::state, "forward: the weights of layer 3 are being moved", [&] { forward(rank, {}); });
+      } else {
+        expect_error(ErrorCode::peer, grid.tp > 1 ? "TP rank 1 failed with E_STATE" : "rank 1 abandoned the call",
                      [&] { forward(rank, {}); });
       }
       forward(rank, {});

@@ -20,6 +20,7 @@
 #include "moe/core/contract/communicator.hpp"
 #include "moe/core/error.hpp"
 #include "moe/eplb/group.hpp"
+#include "moe/eplb/hold_forwards.hpp"
 #include "moe/eplb/maps.hpp"
 #include "moe/eplb/rearrange.hpp"
 #include "moe/eplb/weight_mover.hpp"
@@ -98,14 +99,15 @@ class AsyncRearrangement {
   }
 
   /// Ends an engine step; collective over `group`. Once all ranks hold the next layer, they replace its weights and call
-  /// commit(layer, maps), which must make that layer's map of `maps` the one in use; no forward runs meanwhile.
+  /// commit(layer, maps), which must make that layer's map of `maps` the one in use; no forward runs meanwhile: the object that hold(layer)
+  /// returns lives from before the first byte is replaced until commit() returns (HoldForwards).
   /// Errors occur in the same step on all ranks and end balancing; the last good maps stay in use. A rank whose worker failed throws that
   /// error, the others E_PEER naming that rank. E_TIMEOUT names the ranks that were not ready in time, or one that did not join this step.
-  template <BalancingGroup Group, class Commit>
-  AsyncStep step(Group& group, Commit&& commit, StreamType stream = {}) {
+  template <BalancingGroup Group, class Commit, class Hold = HoldNone>
+  AsyncStep step(Group& group, Commit&& commit, StreamType stream = {}, Hold const& hold = {}) {
     if (!pending_) return {};
     try {
-      return step_pending(group, commit, stream);
+      return step_pending(group, commit, stream, hold);
     } catch (...) {
       disabled_ = true;
       pending_ = false;
@@ -142,8 +144,8 @@ class AsyncRearrangement {
     }
   };
 
-  template <class Group, class Commit>
-  AsyncStep step_pending(Group& group, Commit&& commit, StreamType stream) {
+  template <class Group, class Commit, class Hold>
+  AsyncStep step_pending(Group& group, Commit&& commit, StreamType stream, Hold const& hold) {
     if (!params_.background) advance();
     Word const mine = state();
     std::vector<Word> words;
@@ -161,8 +163,11 @@ class AsyncRearrangement {
         throw Error(ErrorCode::mismatch, text("rank 0 has layer ", words[0].layer, " ready, rank ", r, " layer ", words[r].layer));
       }
     }
-    if (mover_.fetched_layer() == mine.layer) mover_.commit(stream);
-    commit(mine.layer, std::as_const(next_));
+    {
+      [[maybe_unused]] auto const held = hold(mine.layer);
+      if (mover_.fetched_layer() == mine.layer) mover_.commit(stream);
+      commit(mine.layer, std::as_const(next_));
+    }
     waiting_since_.reset();
     if (mine.layer == changed_.back()) return end({mine.layer, true});
     {

@@ -10,6 +10,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/eplb/group.hpp"
+#include "moe/eplb/hold_forwards.hpp"
 #include "moe/eplb/maps.hpp"
 #include "moe/eplb/weight_mover.hpp"
 
@@ -77,7 +78,8 @@ inline RearrangeReport report_since(MoveStats const& before, MoveStats const& af
 }  // namespace detail
 
 /// Collective over the mover's communicator and over `group` (one communicator, or two of the same ranks). The group's deadline should be
-/// longer than the mover's: a rank whose wait for a dead rank has timed out can then still tell the others. No forward may run meanwhile.
+/// longer than the mover's: a rank whose wait for a dead rank has timed out can then still tell the others. No forward may run meanwhile:
+/// the object that hold(layer) returns lives while that layer moves (HoldForwards: a forward that begins is E_STATE).
 ///
 /// For each layer that differs: its experts move, all ranks agree that they have theirs, the weights are replaced, and `commit(layer)`
 /// is called, which must put next's map of that layer into use (ExpertMaps::set_layer, MapTables::publish). For equal maps, ranks exchange
@@ -85,9 +87,9 @@ inline RearrangeReport report_since(MoveStats const& before, MoveStats const& af
 ///
 /// E_ARG on maps that do not fit, E_MISMATCH if ranks have other maps. If a rank fails in a layer, all ranks throw (succeed_together);
 /// the layers before it are changed everywhere, that layer and those after it nowhere.
-template <Communicator Comm, BalancingGroup Group, class Commit>
+template <Communicator Comm, BalancingGroup Group, class Commit, class Hold = HoldNone>
 RearrangeReport rearrange(WeightMover<Comm>& mover, ExpertMaps const& current, ExpertMaps const& next, Group& group, Commit&& commit,
-                          Stream<typename Comm::Space> stream = {}) {
+                          Stream<typename Comm::Space> stream = {}, Hold const& hold = {}) {
   auto const start = std::chrono::steady_clock::now();
   MoveStats const before = mover.stats();
   int changed = 0;
@@ -96,6 +98,7 @@ RearrangeReport rearrange(WeightMover<Comm>& mover, ExpertMaps const& current, E
   check_same_maps(group.all_gather(next.hash()));
   for (int layer = 0; layer < current.num_layers(); ++layer) {
     if (!current.layer_differs(layer, next)) continue;
+    [[maybe_unused]] auto const held = hold(layer);
     auto const old_row = current.physical_to_logical().row(layer);
     auto const new_row = next.physical_to_logical().row(layer);
     if (!std::ranges::equal(old_row, new_row)) detail::move_layer(mover, layer, old_row, new_row, group, stream);

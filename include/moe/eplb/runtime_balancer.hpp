@@ -15,6 +15,7 @@
 #include "moe/eplb/async_rearrangement.hpp"
 #include "moe/eplb/balancer.hpp"
 #include "moe/eplb/group.hpp"
+#include "moe/eplb/hold_forwards.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/maps.hpp"
 #include "moe/eplb/propose.hpp"
@@ -55,7 +56,8 @@ struct RuntimeStep {
 ///
 /// Comm moves weights: a communicator used for nothing else, whose space is the layers'. Group: the ranks' agreement, over another one.
 /// A layer's weights and map change together, between two steps, in the same step on all ranks or on none, and the layers attached to it
-/// are told (weights_changed). Until then the old ones serve, so every output is right. Immovable: layers hold the addresses of its tables.
+/// are told (weights_changed). Until then the old ones serve, so every output is right; a forward that begins on another thread while they
+/// change is E_STATE. Immovable: layers hold the addresses of its tables.
 template <class Comm, BalancingGroup Group>
 class RuntimeBalancer {
   static_assert(sizeof(Met<NeedsCommunicator<Comm>>) == 1);
@@ -97,7 +99,8 @@ class RuntimeBalancer {
         mover_(weights_comm, std::move(weights), p.maps.num_physical() / num_ranks_, p.mover),
         async_(mover_, {.background = p.mode == MoveMode::background, .timeout_ms = p.timeout_ms, .on_thread_start = p.on_thread_start},
                p.worker_stream),
-        users_(static_cast<std::size_t>(p.maps.num_layers())) {
+        users_(static_cast<std::size_t>(p.maps.num_layers())),
+        forwards_(users_.size()) {
     params_.topology.num_physical = p.maps.num_physical();
     params_.topology.num_ranks = num_ranks_;
     check_same_maps(group_.all_gather(p.maps.hash()));
@@ -115,10 +118,13 @@ class RuntimeBalancer {
   routing::LoadRecorder load(int layer) { return {.load_counter = tables_.load_counter(layer)}; }
 
   /// A ModularKernel or a Runner over this layer's weights, which must outlive the last step(). Each layer needs one; several may share
-  /// its weights. E_ARG on a layer out of range.
+  /// its weights. An object of the user's own has weights_changed(stream), and weight_move() if its forwards are to be refused meanwhile.
+  /// E_ARG on a layer out of range.
   template <class LayerOrRunner>
   void attach(int layer, LayerOrRunner& user) {
-    users_[static_cast<std::size_t>(checked(layer))].push_back([&user](StreamType stream) { user.weights_changed(stream); });
+    auto const l = static_cast<std::size_t>(checked(layer));
+    users_[l].push_back([&user](StreamType stream) { user.weights_changed(stream); });
+    if constexpr (requires { user.weight_move(); }) forwards_[l].push_back(&user.weight_move());
   }
 
   /// Ends one engine step: every rank calls it once, after the step's forwards were enqueued on `stream`. Collective where it reports,
@@ -145,12 +151,14 @@ class RuntimeBalancer {
   }
 
   /// Collective. Moves to given maps at once: a static placement, or maps of a load that was measured before. No forward may run
-  /// meanwhile. Throws as rearrange(), which ends balancing; E_STATE while a rearrangement is pending.
+  /// meanwhile: one of a layer that is moving is E_STATE. Throws as rearrange(), which ends balancing; E_STATE while a rearrangement is
+  /// pending.
   RearrangeReport move_to(ExpertMaps const& next, StreamType stream = {}) {
     check_users();
     if (pending()) throw Error(ErrorCode::state, "a rearrangement is pending already");
-    return guarded(
-        [&] { return rearrange(mover_, ExpertMaps(maps()), next, group_, [&](int layer) { commit(layer, next, stream); }, stream); });
+    return guarded([&] {
+      return rearrange(mover_, ExpertMaps(maps()), next, group_, [&](int layer) { commit(layer, next, stream); }, stream, hold());
+    });
   }
 
   ExpertMaps const& maps() const { return balancer_.maps(0); }
@@ -226,16 +234,19 @@ class RuntimeBalancer {
             commit(layer, next, stream);
             out.committed_layers.push_back(layer);
           },
-          stream);
+          stream, hold());
       out.finished = true;
     });
   }
   void advance(RuntimeStep& out, StreamType stream) {
     guarded([&] {
-      AsyncStep const done = async_.step(group_, [&](int layer, ExpertMaps const& next) { commit(layer, next, stream); }, stream);
+      AsyncStep const done = async_.step(group_, [&](int layer, ExpertMaps const& next) { commit(layer, next, stream); }, stream, hold());
       if (done.committed_layer >= 0) out.committed_layers.push_back(done.committed_layer);
       out.finished = done.finished;
     });
+  }
+  auto hold() {
+    return [this](int layer) { return HoldForwards(layer, forwards_[static_cast<std::size_t>(layer)]); };
   }
   template <class Call>
   auto guarded(Call&& call) {
@@ -264,6 +275,7 @@ class RuntimeBalancer {
   WeightMover<Comm> mover_;
   AsyncRearrangement<Comm> async_;
   std::vector<std::vector<std::function<void(StreamType)>>> users_;  // [layers]
+  std::vector<std::vector<WeightMove*>> forwards_;                   // [layers] of the users
   bool disabled_ = false;
 };
 

@@ -55,7 +55,8 @@ PeerBuffers peer_buffers(Window const& window) {
 ///
 /// A layer moves in two steps. fetch() brings every expert that this rank needs into the spare buffer while the weights in use stay as
 /// they are: forwards may run meanwhile. commit() copies the buffer into the weights: no forward may run on any rank between the first
-/// rank's commit and the last one's, so ranks agree before they commit (rearrange(), AsyncRearrangement).
+/// rank's commit and the last one's, so ranks agree before they commit (rearrange(), AsyncRearrangement). HoldForwards refuses those of
+/// this rank that begin meanwhile.
 ///
 /// Besides the weights, a rank allocates memory for at most one layer of its own experts. Every call but discard() and the accessors
 /// is collective. Messages in flight are bounded: in each transfer round a rank sends to one peer and receives from one, one array of one

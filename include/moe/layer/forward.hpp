@@ -184,6 +184,7 @@ inline void expect_size(char const* what, std::int64_t value, std::int64_t wante
 
 template <class C>
 void Layer<C>::validate(Hidden hidden, Output output) const {
+  weight_move_.expect_none();
   std::int64_t const m = hidden.extent(0);
   auto check_layer_rows = [](char const* what, auto const& rows) {
     check_rows(what, rows);

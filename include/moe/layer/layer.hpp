@@ -16,6 +16,7 @@
 #include "moe/layer/contract.hpp"
 #include "moe/layer/half_batch.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/layer/weight_move.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/caller_routing.hpp"
 #include "moe/routing/expert_mapping.hpp"
@@ -121,6 +122,9 @@ class Layer {
   /// Call this after the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay: experts
   /// with their own copy of the weights rebuild it, in stream order.
   void weights_changed(Stream<Space> stream = {});
+  /// Load balancing: while its weights are being moved, forward() is E_STATE, and its peers get E_PEER.
+  WeightMove& weight_move() { return weight_move_; }
+  WeightMove const& weight_move() const { return weight_move_; }
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error. Host space: the calls have waited.
   void wait(Stream<Space> stream = {});
   /// Throws the errors of calls that the stream has finished: of backends that enqueue, where others throw from the call, and of the
@@ -198,6 +202,7 @@ class Layer {
   std::int64_t num_slots_;
   routing::ExpertMapping mapping_;
   routing::LoadRecorder load_;
+  WeightMove weight_move_;
   std::int64_t max_tokens_;
   Exchange exchange_;
   Kernel kernel_;

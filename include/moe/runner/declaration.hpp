@@ -16,6 +16,7 @@
 #include "moe/core/rule.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/layer/weight_move.hpp"
 #include "moe/runner/chunking.hpp"
 #include "moe/runner/dual_batch.hpp"
 #include "moe/runner/gate.hpp"
@@ -161,6 +162,8 @@ class Runner {
   /// replay: the kernels with a copy of their own rebuild it in stream order, also the second one of a dual batch. Shared experts beside
   /// the layer do not move and are not told.
   void weights_changed(Stream<Space> stream = {});
+  /// As the layer's.
+  WeightMove& weight_move() { return layer_.weight_move(); }
   /// As moe::capture_obstacle(runner).
   std::string capture_obstacle();
 

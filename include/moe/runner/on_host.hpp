@@ -13,6 +13,7 @@
 #include "moe/core/contract/params.hpp"
 #include "moe/core/types.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/layer/weight_move.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/routing/caller_routing.hpp"
 
@@ -65,6 +66,8 @@ class OnHost {
     take(output);
   }
   void weights_changed(HostStream) { layer_.weights_changed(Stream<Device>{}); }
+  WeightMove& weight_move() { return layer_.weight_move(); }
+  WeightMove const& weight_move() const { return layer_.weight_move(); }
   void abandon(HostStream) { layer_.abandon(Stream<Device>{}); }
 
   DeviceLayer& device() { return layer_; }

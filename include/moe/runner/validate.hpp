@@ -14,6 +14,7 @@ namespace moe {
 
 template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) const {
+  layer_.weight_move().expect_none();  // before any work of the block
   validate_widths(hidden, output);
   if (hidden.extent(0) > sizes_.max_rows) {
     throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
