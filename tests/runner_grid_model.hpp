@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "moe/backends/no_expert_parallel.hpp"
@@ -44,7 +45,8 @@ struct GridGroup {
 };
 /// The ranks that a rank's layer connects, and its TP group.
 inline GridGroup layer_ranks(MoeParallel const& p) {
-  if (runner::layer_group(p) == runner::LayerGroup::ep) return {"ep", 0};
+  if (runner::layer_group(p) == runner::LayerGroup::ep)
+    return p.moe_tp_size == 1 ? GridGroup{"ep", 0} : GridGroup{text("ep of ", p.moe_tp_size), p.moe_tp_rank};
   return {text("tokens ", p.tp_size), p.tp_rank};
 }
 inline GridGroup tp_ranks(MoeParallel const& p) { return {text("tp ", p.tp_size), p.flat_rank / p.tp_size}; }
@@ -199,6 +201,8 @@ inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& 
 struct Grid {
   int tp, dp, pcp;
   bool ep;
+  /// Explicit sizes of the layer, or none.
+  std::optional<int> moe_ep{}, moe_tp{};
 };
 /// A rank's coordinates.
 inline MoeParallel parallel_of(Grid const& g, int rank, BackendFacts const& facts) {
@@ -209,7 +213,9 @@ inline MoeParallel parallel_of(Grid const& g, int rank, BackendFacts const& fact
                   .dp_size = g.dp,
                   .dp_rank = rank / g.tp / g.pcp,
                   .enable_expert_parallel = g.ep,
-                  .backend = facts});
+                  .backend = facts,
+                  .moe_ep_size = g.moe_ep,
+                  .moe_tp_size = g.moe_tp});
 }
 /// All grids of n ranks.
 inline std::vector<Grid> grids(int n) {

@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/pplx.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 #include "runner_grid_test/harness.hpp"
 
 namespace {
 
 using namespace moe_test::grid;
+namespace hana = boost::hana;
 using moe_test::expect_error;
 
 /// Fails if another number of combinations ran than is stated here.
@@ -161,6 +167,52 @@ TEST(RunnerGridCases, N10_SequenceParallelRowsAreRestored) {
   std::int64_t const rows[] = {2, 2, 1, 0};
   EXPECT_EQ(runner::parallel::slice_of(5, rank.moe).rows, rows[rank.moe.tp_rank]);
   equals_one_rank(rank, m);
+}
+
+/// Experts divided over ep ranks and each one's columns over moe_tp ranks. Returns what the rules say, or null if the block equals one
+/// rank.
+template <class Backend, class Experts>
+char const* explicit_sizes(Grid const& g, BackendFacts const& facts, Form const& form) {
+  SCOPED_TRACE(text(Backend::kName, ": tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", moe_ep ", *g.moe_ep, ", moe_tp ", *g.moe_tp, ", sp ",
+                    facts.sequence_parallel, ", latent ", form.latent, ", norm ", form.norm, ", shared ", static_cast<int>(form.shared)));
+  Model const m = model_of(form);
+  MoeParallel const parallel = parallel_of(g, world_rank(), facts);
+  if (char const* const conflict = runner::parallel_conflict(parallel)) {
+    expect_error(ErrorCode::config, conflict, [&] { Rank<Backend, Experts> rank(g, m, world_rank(), facts); });
+    return conflict;
+  }
+  Rank<Backend, Experts> rank(g, m, world_rank(), facts);
+  EXPECT_EQ(rank.moe.ep_rank, world_rank() / *g.moe_tp);
+  EXPECT_EQ(rank.moe.moe_tp_rank, world_rank() % *g.moe_tp);
+  equals_one_rank(rank, m);
+  return nullptr;
+}
+TEST(RunnerGridCases, P17_ExplicitSizes) {
+  int const n = world_size();
+  if (n != 4) GTEST_SKIP() << "of 4 ranks";
+  Form const plain{false, false, SharedOutput::partial};
+  Form const all[] = {plain, {true, true, SharedOutput::partial}, {true, false, SharedOutput::complete, false}};
+  int equal = 0, refused = 0;
+  hana::for_each(registry::all_host_backends, [&](auto type) {
+    using Backend = typename decltype(type)::type;
+    for (Grid g : grids(n)) {
+      if (!g.ep) continue;
+      g.moe_ep = g.moe_tp = 2;
+      for (Form const& form : all) {
+        bool const legal = explicit_sizes<Backend, experts::Reference<float>>(g, whole_rows<Backend>(), form) == nullptr;
+        bool const moves = Backend::kFacts.transport != Transport::local || g.tp == n;
+        EXPECT_EQ(legal, Backend::kFacts.transport == Transport::all_to_all ? g.tp == 2 : moves) << Backend::kName;
+        ++(legal ? equal : refused);
+      }
+    }
+  });
+  EXPECT_GT(equal, 0);
+  EXPECT_GT(refused, 0);
+  // Each TP rank would have rows of its own.
+  BackendFacts rows_apart = AllToAll::kFacts;
+  rows_apart.sequence_parallel = true;
+  Grid const two_columns{2, 2, 1, true, 2, 2};
+  EXPECT_TRUE((explicit_sizes<AllToAll, experts::Reference<float>>(two_columns, rows_apart, plain)));
 }
 
 // A row's zero experts give it once, whichever ranks sum; some rows have one.

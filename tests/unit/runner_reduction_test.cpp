@@ -118,6 +118,12 @@ TEST(RunnerReduction, ExplicitSizes) {
   EXPECT_EQ(plan_reductions(reduction_facts(p)), kFinal);
   MoeParallel const other = flatten({.tp_size = 4, .backend = kAllToAll, .moe_ep_size = 2, .moe_tp_size = 2});
   EXPECT_NE(parallel_conflict(other), nullptr);
+  // Where every rank has all rows, a sum over all ranks completes the output.
+  for (BackendFacts const& backend : {kLocal, kGather}) {
+    EXPECT_EQ(parallel_conflict(flatten({.tp_size = 4, .backend = backend, .moe_ep_size = 2, .moe_tp_size = 2})), nullptr);
+  }
+  EXPECT_EQ(parallel_conflict(flatten({.dp_size = 4, .backend = kGather, .moe_ep_size = 2, .moe_tp_size = 2})), nullptr);
+  EXPECT_NE(parallel_conflict(flatten({.tp_size = 3, .dp_size = 2, .backend = kGather, .moe_ep_size = 3, .moe_tp_size = 2})), nullptr);
   MoeParallel const split = flatten({.tp_size = 2, .dp_size = 2, .backend = kAllToAllSp, .moe_ep_size = 2, .moe_tp_size = 2});
   EXPECT_NE(parallel_conflict(split), nullptr);
 }

@@ -125,8 +125,14 @@ constexpr char const* parallel_conflict(MoeParallel const& p) {
     return "sequence parallelism gives each TP rank rows of its own, and with moe_tp_size above 1 each has a part of an expert's columns. "
            "Fix: moe_tp_size = 1";
   }
-  if (p.moe_tp_size > 1 && p.ep_size > 1 && p.moe_tp_size != p.tp_size) {
-    return "explicit moe_tp_size must be tp_size, so that a sum over the TP group completes an expert's output. Fix: moe_tp_size = tp_size";
+  if (p.moe_tp_size > 1 && p.ep_size > 1) {
+    if (p.backend.transport == Transport::all_to_all && p.moe_tp_size != p.tp_size) {
+      return "this backend sends a row to one rank of each part of the experts' columns, and a sum over the TP group must complete the "
+             "output: explicit moe_tp_size must be tp_size. Fix: moe_tp_size = tp_size, or choose naive or allgather_reduce_scatter";
+    }
+    if (p.tp_size % p.moe_tp_size != 0 && p.moe_tp_size % p.tp_size != 0) {
+      return "explicit moe_tp_size must divide tp_size or be a multiple of it. Fix: moe_tp_size = tp_size";
+    }
   }
   return nullptr;
 }
