@@ -58,11 +58,18 @@ struct ServingRanks {
   moe::eplb::SelfGroup self_group;
 };
 
-/// A model of two layers. maps: of load balancing, or none.
-template <class Quant, class Backend, class Experts>
+/// Counts what a forward makes of its rows.
+struct ServingPasses : moe::NoProbe {
+  int experts = 0;  ///< calls of the experts: of passes and halves
+  void begin(moe::Phase p) { experts += p == moe::Phase::experts ? 1 : 0; }
+};
+
+/// A model of two layers. maps: of load balancing, or none. Parts: with chunks, a pass has two thirds of a forward's rows; with two halves,
+/// every batch is split.
+template <class Quant, class Backend, class Experts, class Parts = moe::RunnerDefaults>
 class Serving {
  public:
-  using Runner = moe::Runner<RegistryLayer<Quant, Backend, Experts>>;
+  using Runner = moe::Runner<RegistryLayer<Quant, Backend, Experts>, Parts>;
   using Store = moe::experts::WeightStore<RegistryConfig, Quant>;
   static constexpr bool kLocal = std::is_same_v<typename Backend::Comm, moe::comm::Self<>>;
   using Weights = std::conditional_t<kLocal, moe::comm::Self<>, WeightsComm>;
@@ -92,6 +99,11 @@ class Serving {
 
   /// Outputs of both layers, [layers · T · H]. Which experts are hot depends on the step.
   std::vector<float> forward(int step) {
+    moe::NoProbe probe;
+    return forward(step, probe);
+  }
+  template <class Probe>
+  std::vector<float> forward(int step, Probe& probe) {
     std::vector<float> all;
     for (int l = 0; l < kServingLayers; ++l) {
       auto const seed = static_cast<unsigned>(1000 * step + 100 * l + ranks_.rank());
@@ -104,7 +116,7 @@ class Serving {
       std::vector<float> out(hidden.size());
       runners_[static_cast<std::size_t>(l)].forward(moe::make_rows(hidden.data(), kServingTokens, kHidden),
                                                     moe::make_rows(std::as_const(logits).data(), kServingTokens, kServingExperts),
-                                                    moe::make_rows(out.data(), kServingTokens, kHidden));
+                                                    moe::make_rows(out.data(), kServingTokens, kHidden), {}, {}, probe);
       all.insert(all.end(), out.begin(), out.end());
     }
     return all;
@@ -175,6 +187,8 @@ class Serving {
                     .max_tokens_per_rank = kServingTokens,
                     .placement = balancer ? balancer->placement(l) : moe::ExpertPlacement(kServingExperts, kLocal ? 1 : ranks_.size()),
                     .router = {.num_experts = kServingExperts, .topk = topk_, .renorm = moe::routing::Renorm::sum}}};
+      if constexpr (requires { p.chunking.rows; }) p.layer.max_tokens_per_rank = kServingTokens * 2 / 3;
+      if constexpr (requires { p.dual_batch.min_rows; }) p.dual_batch.min_rows = 2;
       if (balancer) {
         p.layer.mapping = balancer->mapping(l);
         p.layer.load = balancer->load(l);
@@ -196,27 +210,34 @@ class Serving {
 struct ServingCases {
   std::vector<int> topk{1, 3};
   std::vector<MoveMode> modes{MoveMode::pause, MoveMode::stepwise, MoveMode::background};
+  int moves = 3;
+  bool bits = false;                   ///< the composition's outputs do not depend on the maps
+  int experts_calls = kServingLayers;  ///< of one forward of the model
 };
 
-/// Serves until experts have moved three times, in each mode and for each number of experts per token.
-template <class Quant, class Backend, class Experts>
+/// Serves until experts have moved so many times, in each mode and for each number of experts per token. Parts: of the runners whose
+/// experts move; those that they are compared with have none.
+template <class Quant, class Backend, class Experts, class Parts>
 class ServingTest : public testing::Test {
  public:
   explicit ServingTest(ServingCases cases) : cases_(std::move(cases)) {}
   void TestBody() override {
-    using Model = Serving<Quant, Backend, Experts>;
+    using Model = Serving<Quant, Backend, Experts, Parts>;
     ServingRanks ranks;
     for (int topk : cases_.topk) {
-      Model plain(ranks, topk);
+      ASSERT_TRUE(!cases_.bits || Model::same_bits(topk));
+      Serving<Quant, Backend, Experts> plain(ranks, topk);
       std::vector<std::vector<float>> expected;
       for (MoveMode mode : cases_.modes) {
         Model model(ranks, topk, {.maps = Model::initial(ranks, 1), .options = {.window = 2, .step_interval = 4}, .mode = mode});
         int finished = 0, step = 0;
-        for (; step < 4000 && finished < 3; ++step) {
+        for (; step < 4000 && finished < cases_.moves; ++step) {
           // Plain outputs are made once for all modes; every rank makes the same forwards, since all have the same events.
           int const input = step % 32;
           if (static_cast<int>(expected.size()) <= input) expected.push_back(plain.forward(input));
-          std::vector<float> const got = model.forward(input);
+          ServingPasses passes;
+          std::vector<float> const got = model.forward(input, passes);
+          ASSERT_EQ(passes.experts, cases_.experts_calls) << "as many passes and halves as the parts say";
           if (Model::same_bits(topk)) {
             ASSERT_EQ(got, expected[static_cast<std::size_t>(input)]) << name(mode) << ", step " << step;
           } else {
@@ -232,7 +253,7 @@ class ServingTest : public testing::Test {
           finished += done.finished ? 1 : 0;
           if (model.balancer().pending()) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
-        EXPECT_EQ(finished, 3) << name(mode) << ", " << step << " steps";
+        EXPECT_EQ(finished, cases_.moves) << name(mode) << ", " << step << " steps";
         EXPECT_GT(model.balancer().stats().slots_changed, 0) << name(mode);
       }
     }
@@ -242,11 +263,11 @@ class ServingTest : public testing::Test {
   ServingCases cases_;
 };
 
-template <class Quant, class Backend, class Experts>
-void register_serving(char const* file, int line, ServingCases const& cases = {}) {
+template <class Quant, class Backend, class Experts, class Parts = moe::RunnerDefaults>
+void register_serving(char const* file, int line, ServingCases const& cases = {}, char const* name = "ExpertsMoveUnderLoad") {
   std::string const suite = moe::text("Serving_", Quant::kName, "_", Backend::kName, "_", Experts::kName);
-  testing::RegisterTest(suite.c_str(), "ExpertsMoveUnderLoad", nullptr, nullptr, file, line,
-                        [cases]() -> testing::Test* { return new ServingTest<Quant, Backend, Experts>(cases); });
+  testing::RegisterTest(suite.c_str(), name, nullptr, nullptr, file, line,
+                        [cases]() -> testing::Test* { return new ServingTest<Quant, Backend, Experts, Parts>(cases); });
 }
 
 }  // namespace moe_test
