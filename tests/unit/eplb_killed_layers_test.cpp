@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -19,6 +20,9 @@
 #include "moe/eplb/runtime_balancer.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/io/expert_loader.hpp"
+#include "moe/io/layer_from_config.hpp"
+#include "moe/io/layer_weights.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/softmax_topk.hpp"
@@ -38,7 +42,7 @@ using moe::eplb::RuntimeStep;
 using moe::eplb::Table;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kHidden = 16, kIntermediate = 8, kLayers = 2, kExperts = 6, kSlots = 4;
+constexpr int kHidden = 64, kIntermediate = 32, kLayers = 2, kExperts = 8, kSlots = 5;  // of tests/data/checkpoints/qwen3_moe_tiny
 constexpr std::int64_t kTokens = 5;
 
 struct Config : moe::LayerDefaults {
@@ -54,15 +58,42 @@ struct Parts : moe::RunnerDefaults {
   using Gate = moe::runner::gate::Linear<float>;
 };
 
-/// The checkpoint.
-void load_expert(std::deque<Store>& stores, int layer, int expert, int slot) {
-  int const seed = 1000 * layer + 10 * expert;
-  stores[static_cast<std::size_t>(layer)].set_expert(slot, numbers(seed, 2 * kIntermediate * kHidden, 1.0F).data(),
-                                                     numbers(seed + 1, kHidden * kIntermediate, 1.0F).data());
+/// A checkpoint's layer, as a process has it open.
+class CheckpointLayer {
+ public:
+  CheckpointLayer(CheckpointLayer const&) = delete;
+  CheckpointLayer& operator=(CheckpointLayer const&) = delete;
+  explicit CheckpointLayer(int layer)
+      : directory_(std::filesystem::path(MOE_TEST_DATA) / "checkpoints/qwen3_moe_tiny"),
+        description_(moe::io::from_config(moe::io::HfConfig::from_file(directory_), layer)),
+        tensors_(directory_),
+        reader_(moe::io::LayerLoader::from_checkpoint(tensors_, description_, layer).experts()),
+        loader_(tensors_, description_, reader_, quant_),
+        gate_(moe::io::LayerLoader::from_checkpoint(tensors_, description_, layer)
+                  .load<float>({.experts = std::vector<int>{}})
+                  .router_weight) {}
+  void load(int expert, Store& store, int slot) const {
+    std::vector<float> w13(2 * kIntermediate * kHidden), w2(kHidden * kIntermediate);
+    loader_.read(expert, {.w13 = w13.data(), .w2 = w2.data()});
+    store.set_expert(slot, w13.data(), w2.data());
+  }
+  std::vector<float> const& gate() const { return gate_; }
+
+ private:
+  std::filesystem::path directory_;
+  moe::io::LayerDescription description_;
+  moe::io::TensorStore tensors_;
+  moe::io::ExpertReader reader_;
+  None quant_;
+  moe::io::ExpertLoader<None, float> loader_;
+  std::vector<float> gate_;
+};
+CheckpointLayer const& checkpoint(int layer) {
+  static CheckpointLayer const layers[kLayers] = {CheckpointLayer(0), CheckpointLayer(1)};
+  return layers[layer];
 }
-std::vector<float> const& gate(int layer) {
-  static std::vector<float> const of[kLayers] = {numbers(7, kExperts * kHidden, 1.0F), numbers(8, kExperts * kHidden, 1.0F)};
-  return of[layer];
+void load_expert(std::deque<Store>& stores, int layer, int expert, int slot) {
+  checkpoint(layer).load(expert, stores[static_cast<std::size_t>(layer)], slot);
 }
 template <class Layer>
 typename moe::Runner<Layer, Parts>::Params runner_params(int layer, moe::ExpertPlacement const& placement) {
@@ -70,7 +101,7 @@ typename moe::Runner<Layer, Parts>::Params runner_params(int layer, moe::ExpertP
                     .max_tokens_per_rank = kTokens,
                     .placement = placement,
                     .router = {.num_experts = kExperts, .topk = 1}},
-          .gate = {moe::make_rows(gate(layer).data(), kExperts, kHidden)}};
+          .gate = {moe::make_rows(checkpoint(layer).gate().data(), kExperts, kHidden)}};
 }
 /// Outputs of a model of two layers, one after the other. Tokens depend on the process and the step; a common part makes experts hot.
 template <class Runners, class Probe>
@@ -257,6 +288,7 @@ int survive(Death death, MoveMode mode, int process, Channels& channels, int pro
   Group group(channels, 1, everyone, process);
   auto const recovery =
       moe::eplb::recover_held(moe::eplb::gather_held(group.agreement, group.rank(), maps, process, processes), kExperts, group.size());
+  if (mode == MoveMode::pause && recovery.reloads.empty()) return 6;  // nothing would be read from the checkpoint
   moe::eplb::reload_experts(recovery, group.rank(), kSlots,
                             [&](int layer, int expert, int slot) { load_expert(stores, layer, expert, slot); });
   Member member(group, stores, recovery.maps, mode);
