@@ -85,9 +85,9 @@ class Layer {
   Layer(Layer&&) = delete;  // immovable: kernels, graphs and peers hold its addresses. Fix: keep it in std::optional or std::unique_ptr
   Layer& operator=(Layer&&) = delete;
 
-  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0.
-  /// Enqueues on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is
-  /// wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER. Views of another element, rank or width do not compile.
+  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0. Enqueues
+  /// on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is wrong (E_ARG,
+  /// E_CAPACITY); the other ranks then get E_PEER. Views of another element, rank or width do not compile. A Runner adds zero experts.
   template <class HiddenArg, class LogitsArg, class OutputArg, class Probe = NoProbe>
   void forward(HiddenArg const& hidden, LogitsArg const& logits, OutputArg const& output, ForwardOptions const& options = {},
                Stream<Space> stream = {}, Probe&& probe = {}) {
