@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each is
-one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and every
-quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. Targets of the library are stand-ins, so that
-nothing is searched for."""
+"""Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each
+is one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and
+every quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. Targets of the library are stand-ins,
+so that nothing is searched for."""
 import argparse
 import pathlib
 import re
