@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/runner_bench.cu: what a block costs on the device around its layer: the gate's kernel against cuBLASLt, and gate, shared experts
 // and finish in one graph against their products alone, for three gates: in bf16, in float32 with values of bf16, and in float32. Weights
-// rotate, so that they come from memory. Results are checked before they are timed.
+// rotate, so that they come from memory. Gates are checked before they are timed; shared experts and finish are not.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -232,7 +232,8 @@ void block(std::int64_t m) {
     gate.apply(rows, make_rows(logits.data(), m, kExperts), nullptr);
     return difference(logits, want, m * kExperts);
   };
-  if (off(*sets[0].own) > 1e-4 || off(*sets[0].exact_gate) > 1e-4 || off(*sets[0].wide_gate) > 2e-3) {  // 2^-12 apart, and up to 5 sigma
+  if (off(*sets[0].own) > 1e-4 || off(*sets[0].exact_gate) > 1e-4 ||
+      off(*sets[0].wide_gate) > 2e-3) {  // other values: 1 + 2^-12 times the weights, up to 5 sigma
     std::printf("outside M %4ld: WRONG by %g, float32 with values of bf16 %g, float32 %g\n", m, off(*sets[0].own), off(*sets[0].exact_gate),
                 off(*sets[0].wide_gate));
     return;

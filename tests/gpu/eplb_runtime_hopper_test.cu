@@ -77,7 +77,7 @@ TEST(EplbRuntime, HopperW4A8PacksAgain) {
   on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
 }
 
-TEST(EplbRuntime, HopperW4A16PacksEveryScheme) {
+TEST(EplbRuntime, HopperW4A16PacksZeroPointsMxfp4AndNvfp4) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   on_one_gpu<quantization::Int4Group128Zero, experts::HopperW4A16>();
   on_one_gpu<quantization::Mxfp4W4A16<>, experts::HopperW4A16>();

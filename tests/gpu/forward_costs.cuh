@@ -19,8 +19,9 @@ namespace moe_test {
 
 extern std::atomic<long> host_allocations;  ///< calls of operator new so far
 
-/// Whether call() allocates or frees device memory: CUDA refuses that to a thread that captures, and ends the capture. So the thread
-/// captures a stream that the call does not use. Other processes on the same GPU, which change its free memory, do not matter.
+/// Whether call() calls cudaMalloc, cudaFree or the like: CUDA refuses them to a thread that captures and invalidates the capture, so the
+/// thread captures a stream that the call does not use. Stream-ordered allocations (cudaMallocAsync) are not seen. Other processes on the
+/// same GPU, which change its free memory, do not matter.
 template <class Call>
 bool allocates_on_device(Call const& call) {
   moe::CudaStream const unused;

@@ -94,7 +94,7 @@ class CapturedCall {
     }
     return found;
   }
-  /// For each node the number of nodes that may run beside it, those that neither precede nor follow it: in ascending order.
+  /// For each node, how many nodes neither precede nor follow it, in ascending order.
   std::vector<std::size_t> beside() const {
     std::size_t const n = nodes_.size();
     std::vector<std::vector<bool>> before = edges();
@@ -116,7 +116,7 @@ class CapturedCall {
   }
 
  private:
-  /// [a][b]: b waits for a, whatever it waits for (an edge of a programmatic launch counts as well).
+  /// [a][b]: an edge leads from a to b, of any kind (programmatic launches too).
   std::vector<std::vector<bool>> edges() const {
     std::size_t count = 0;
     moe::check_cuda(cudaGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");

@@ -128,7 +128,7 @@ TEST_F(LoadOnGpu, Fp8SharedExpertOfTheFile) {
     for (std::int64_t rows : {1, 9, 64}) expect_near(forward(block, x.data(), rows), want.data(), rows, 1.2e-2);
   }
 }
-/// The gate of a file in bf16 is computed in bf16, and its float32 weights were freed; that of a file in float32 is read as it is.
+/// The gate of a file in bf16 is computed in bf16, and its float32 weights are no longer read; that of a file in float32 is read as it is.
 TEST_F(LoadOnGpu, GateInTheElementOfTheFile) {
   comm::Self<Cuda> self;
   auto in_bf16 = load_runner<load_deepseek::no_expert_parallel::none::prefill>(moe_test::golden_checkpoint("deepseek_v3_tiny"), 1, self,

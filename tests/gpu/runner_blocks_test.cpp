@@ -113,7 +113,7 @@ TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
   });
 }
 
-/// Gates with values of bf16, as those of a checkpoint in bf16: the float32 weights on the device were freed. Against the block whose gate
+/// Gates with values of bf16, as those of a checkpoint in bf16: the block no longer reads the float32 weights. Against the block whose gate
 /// runs on the host, with the same weights and rows.
 TEST(RunnerBlocks, GatesWithValuesOfBf16EqualTheFrameOnTheHost) {
   auto const round = [](std::vector<float>& values) {

@@ -136,10 +136,9 @@ TEST(RunnerEplb, HalvesSummedByTheExchange) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   serves_in_halves<quantization::Fp8Block<>, backends::LowLatency, experts::HopperMasked, InvariantConfig>(true);
 }
-// Both halves use the layer's kernel, which packs its weights again. How K is cut depends on an expert's rows, so a float32 sum may be
-// rounded to the neighbouring bf16 value: 2^-8 of each of 256 intermediates, of each choice's output and of the sum. Against random
-// weights the first makes at most 2^-8 · sum |w h| = 2^-8 · 0.64 · 256 deviations of a product, where the largest of 24 · 512 outputs
-// has 4 · 16 of them: 0.010 of it. The other two add 2^-8 each: 0.018, below the bound of expect_near_outputs(), 0.03.
+// Both halves use the layer's kernel, which packs its weights again. How K is cut depends on an expert's rows, so a float32 sum may round
+// to a neighbouring bf16 value (2^-8 relative). Estimate for random weights, relative to the largest output: 0.010 from the 256
+// intermediates, 2^-8 from each choice's output and 2^-8 from their sum: 0.018, below the bound 0.03 of expect_near_outputs().
 TEST(RunnerEplb, HalvesOfPackedWeights) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   serves_in_halves<quantization::Int4Group128, backends::HighThroughput, experts::HopperW4A16>(false);

@@ -153,7 +153,8 @@ TEST(RunnerLinear, PerRowSumsDoNotDependOnTheBatch) {
 }
 
 /// float32 weights that are values of the rows' element: once their copy is made they are not read, and the sums are float32. The product
-/// that reads them in each call differs only in the order of its sums. A row's bits do not depend on its batch or on the most rows.
+/// that reads them in each call differs only in the order and rounding of its sums. A row's bits do not depend on its batch or on the most
+/// rows.
 template <class X, class Y>
 void narrow_product_equals_double(std::int64_t n, std::int64_t k, bool with_bias = false, std::int64_t most = 300) {
   SCOPED_TRACE(text(n, " outputs of ", k));

@@ -83,8 +83,8 @@ def unrun_blocks(page: str, text: str) -> list[str]:
     return problems
 
 
-# A block of a checkpoint takes a program of 25 lines of code, in either space; all GPUs of a node a file of 60 lines,
-# with a checkpoint 40.
+# Limits: 25 lines of code for a block of a checkpoint, in either space; 60 lines for a file that uses all GPUs of a node, 40 for the one
+# with a checkpoint.
 CODE_LINES = {"examples/load_block.cpp": 25, "examples/model_library/qwen3_block_cuda.cpp": 25}
 FILE_LINES = {"examples/expert_parallel_cuda.cu": 60, "examples/deepseek_block_cuda.cu": 40}
 

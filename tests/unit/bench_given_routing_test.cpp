@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/bench_given_routing_test.cpp: a benchmark reads each rank's part of a given routing and refuses what is none.
+// tests/unit/bench_given_routing_test.cpp: a benchmark reads each rank's part of a given routing and refuses a bad file.
 #include "bench/given_routing.hpp"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST_F(GivenRoutingTest, EachRankTakesItsPart) {
   }
 }
 
-TEST_F(GivenRoutingTest, WhatIsNoneIsRefused) {
+TEST_F(GivenRoutingTest, BadFilesAreRefused) {
   EXPECT_EQ(refusal(), "--routing: " + file + " cannot be read");
   weights.pop_back();
   write();

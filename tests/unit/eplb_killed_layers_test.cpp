@@ -58,7 +58,7 @@ struct Parts : moe::RunnerDefaults {
   using Gate = moe::runner::gate::Linear<float>;
 };
 
-/// A checkpoint's layer, as a process has it open.
+/// One layer of the checkpoint, opened once in each process.
 class CheckpointLayer {
  public:
   CheckpointLayer(CheckpointLayer const&) = delete;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/runner_weights_changed_test.cpp: experts that compute from a copy of the weights, in both kernels of a dual batch: what
-// replaces the weights tells both. No forward begins while they are being replaced (E_STATE), and one that begins while others travel
-// works.
+// tests/unit/runner_weights_changed_test.cpp: experts with their own copy of the weights: weights_changed() reaches both kernels of a dual
+// batch. A forward that begins while weights are replaced is E_STATE; one that begins during a background transfer works.
 #include <gtest/gtest.h>
 
 #include <algorithm>

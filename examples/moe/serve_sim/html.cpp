@@ -80,7 +80,7 @@ function chart(id, low, high, label) {
   return {draw, y};
 }
 
-// Every n-th label, n = 1, 2, 5, 10, 20, …, so that at most 17 are drawn.
+// Every n-th label, n = 1, 2, 5, 10, 20, …, so that at most 16 are drawn.
 const every = count => {
   const raw = Math.max(1, count / 16), power = 10 ** Math.floor(Math.log10(raw));
   return power * [1, 2, 5, 10].find(f => f * power >= raw);

@@ -99,8 +99,8 @@ class AsyncRearrangement {
   }
 
   /// Ends an engine step; collective over `group`. Once all ranks hold the next layer, they replace its weights and call
-  /// commit(layer, maps), which must make that layer's map of `maps` the one in use; no forward runs meanwhile: the object that hold(layer)
-  /// returns lives from before the first byte is replaced until commit() returns (HoldForwards).
+  /// commit(layer, maps), which must make that layer's map of `maps` the one in use; no forward runs meanwhile. hold(layer) is
+  /// called before the first byte is replaced, and its result is destroyed after commit(): as rearrange()'s.
   /// Errors occur in the same step on all ranks and end balancing; the last good maps stay in use. A rank whose worker failed throws that
   /// error, the others E_PEER naming that rank. E_TIMEOUT names the ranks that were not ready in time, or one that did not join this step.
   template <BalancingGroup Group, class Commit, class Hold = HoldNone>

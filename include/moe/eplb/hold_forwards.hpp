@@ -8,14 +8,16 @@
 
 namespace moe::eplb {
 
-/// While it lives, a forward() of these layers or runners is E_STATE. Whoever moves weights itself holds one from WeightMover::commit()
-/// until the new map is in use and weights_changed() has been called; rearrange() takes a function that makes one:
+/// During its lifetime, a forward() of these layers or runners that begins on this rank throws E_STATE. A program that calls
+/// WeightMover::commit() itself keeps one from before commit() until the new map is in use and weights_changed() was called. rearrange()
+/// takes a function that makes one; with one layer:
 ///
 ///     std::array const users{&runner.weight_move()};
 ///     rearrange(mover, maps, next, group, commit, stream, [&](int layer) { return HoldForwards(layer, users); });
 class HoldForwards {
  public:
-  /// users: borrowed, also the array.
+  /// layer: its number in the model, at least 0, for the error. users: those whose weights are this layer's; the array and what it points
+  /// to must outlive this object.
   HoldForwards(int layer, std::span<WeightMove* const> users) : users_(users) {
     for (WeightMove* user : users_) user->begin(layer);
   }
@@ -29,7 +31,7 @@ class HoldForwards {
   std::span<WeightMove* const> users_;
 };
 
-/// Holds no forward back: the caller makes none meanwhile.
+/// Refuses no forward: the caller must not call one during the move.
 struct HoldNone {
   HoldForwards operator()(int layer) const { return {layer, {}}; }
 };

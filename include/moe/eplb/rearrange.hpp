@@ -78,8 +78,9 @@ inline RearrangeReport report_since(MoveStats const& before, MoveStats const& af
 }  // namespace detail
 
 /// Collective over the mover's communicator and over `group` (one communicator, or two of the same ranks). The group's deadline should be
-/// longer than the mover's: a rank whose wait for a dead rank has timed out can then still tell the others. No forward may run meanwhile:
-/// the object that hold(layer) returns lives while that layer moves (HoldForwards: a forward that begins is E_STATE).
+/// longer than the mover's: a rank whose wait for a dead rank has timed out can then still tell the others. No forward may run
+/// meanwhile. hold(layer) is called before that layer's transfer, and its result is destroyed after commit(layer): a function that returns
+/// HoldForwards makes forwards that begin meanwhile E_STATE; by default nothing is refused.
 ///
 /// For each layer that differs: its experts move, all ranks agree that they have theirs, the weights are replaced, and `commit(layer)`
 /// is called, which must put next's map of that layer into use (ExpertMaps::set_layer, MapTables::publish). For equal maps, ranks exchange

@@ -8,14 +8,16 @@
 
 namespace moe {
 
-/// Whether a layer's weights and the map that belongs to them are being replaced. Set by the thread that moves them, read once by every
-/// forward(), on any thread. A forward that has begun is not seen, nor is the replay of a graph: the caller lets them end before.
+/// Whether a layer's weights and the map that belongs to them are being replaced. Set by the thread that moves them; read by
+/// every forward() on any thread: by a runner and by its layer, in each pass of chunks. The replay of a graph is not covered: it must have
+/// ended, or precede the move in its stream.
 class WeightMove {
  public:
   /// `layer`: its number in the model, at least 0, for the error.
   void begin(int layer) noexcept { layer_.store(layer, std::memory_order_release); }
   void end() noexcept { layer_.store(kNone, std::memory_order_release); }
-  /// E_STATE between begin() and end(). After end() the calling thread sees the new weights.
+  /// E_STATE between begin() and end(). Host space: a forward that passes sees the new weights. CUDA space: the copies have been enqueued,
+  /// and the forward must follow them in their stream.
   void expect_none() const {
     int const layer = layer_.load(std::memory_order_acquire);
     if (layer == kNone) return;

@@ -81,8 +81,9 @@ class Runner {
   Runner& operator=(Runner&&) = delete;
 
   /// Collective. hidden [M, H] → output [M, H], which may be hidden. Enqueues on `stream` (host space: returns when done). No allocation.
-  /// Throws before any work if an argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER. Options as the layer's, but for
-  /// shared_weights, which is the runner's; output rows of padding are undefined. With a gate inside.
+  /// Throws before any work if an argument is wrong (E_ARG, E_CAPACITY) or while the layer's weights are replaced (E_STATE); the other
+  /// ranks then get E_PEER. Options as the layer's, but for shared_weights, which is the runner's; output rows of padding are undefined.
+  /// With a gate inside.
   template <class Probe = NoProbe>
   void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {},
                Probe&& probe = {}) {
@@ -153,9 +154,10 @@ class Runner {
 
   /// How the shared experts are computed, and why, in words; empty where their policy leaves no choice.
   std::string shared_choice() const { return runner::detail::choice_of(shared_); }
-  /// The same of the logits.
+  /// How the gate's logits are computed, and why, in words; empty without a gate inside or without a choice.
   std::string gate_choice() const { return runner::detail::choice_of(gate_); }
-  /// The gate's weight, if it is in device memory and not read any more: the owner may free it. Else null.
+  /// CUDA space: the address of the gate's float32 weight [num_logits, H] (gate::Any with an MLP: of its first matrix) if a copy is read in
+  /// its place; the owner may free it. Else null.
   void const* unread_gate_weight() const { return runner::detail::unread_weight_of(gate_); }
 
   /// Call this after the bytes of the routed experts' weights were replaced in place (load balancing), before the next forward() or graph

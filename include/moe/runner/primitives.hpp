@@ -30,7 +30,8 @@ struct Sizes {
 /// Whether a row's bits may depend on the other rows of a product.
 enum class Sums : std::uint8_t { per_row, blocked };
 
-/// When the weights of a product are read. once: at construction, if that makes the product faster. every_call: they may change in place.
+/// Whether the weights of a product may change after its construction. once: they have their values at construction, and the product may
+/// keep a copy instead of reading them again. every_call: they may change in place.
 enum class WeightReads : std::uint8_t { once, every_call };
 
 /// y [M, N] = x [M, K] · wᵀ (+ bias), float32 accumulation, one rounding to Out.

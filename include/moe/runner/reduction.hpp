@@ -127,8 +127,9 @@ constexpr char const* parallel_conflict(MoeParallel const& p) {
   }
   if (p.moe_tp_size > 1 && p.ep_size > 1) {
     if (p.backend.transport == Transport::all_to_all && p.moe_tp_size != p.tp_size) {
-      return "this backend sends a row to one rank of each part of the experts' columns, and a sum over the TP group must complete the "
-             "output: explicit moe_tp_size must be tp_size. Fix: moe_tp_size = tp_size, or choose naive or allgather_reduce_scatter";
+      return "this backend sends rows only between ranks that hold the same part of the experts' columns, so the sum over the TP group "
+             "must "
+             "add all parts: explicit moe_tp_size must be tp_size. Fix: moe_tp_size = tp_size, or choose naive or allgather_reduce_scatter";
     }
     if (p.tp_size % p.moe_tp_size != 0 && p.moe_tp_size % p.tp_size != 0) {
       return "explicit moe_tp_size must divide tp_size or be a multiple of it. Fix: moe_tp_size = tp_size";

@@ -80,10 +80,10 @@ class BlasLtProduct {
         if (rows >= max_rows) break;
       }
     }
-    workspace_ = arena.template take<char>(kWorkspaceBytes);  // last: without an algorithm the caller may compute in another way
+    workspace_ = arena.template take<char>(kWorkspaceBytes);  // last: a constructor that throws takes nothing
   }
 
-  /// Of Sums::per_row: whether its algorithm takes few and many rows, as cuBLASLt says without a call.
+  /// Sums::per_row: whether cuBLASLt accepts its algorithm for 1 to kExactRows rows and for each doubling up to the rows of one call.
   bool takes_all_rows() const {
     for (std::int64_t rows = 1; rows <= piece_rows_; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
       if (!fits(rows)) return false;

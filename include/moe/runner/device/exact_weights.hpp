@@ -28,8 +28,8 @@ inline std::string describe(InexactWeight const& w, DType element) {
   return text("the weight [", w.row, ", ", w.col, "] = ", std::setprecision(9), w.value, " is not a value of ", name(element));
 }
 
-/// Writes `from` to `to` as T up to the first value that T cannot hold, and returns how many that are. T holds infinities and both zeros. A
-/// NaN counts as a value that it cannot hold, because its bits may be lost.
+/// Converts from[0, n) to T until the first value that T cannot hold; returns the number of values before it. Infinities and both zeros are
+/// held; NaN is not, because T may lose its bits. Host memory.
 template <class T>
 std::int64_t convert_exactly(float const* from, std::int64_t n, T* to) {
   for (std::int64_t i = 0; i < n; ++i) {

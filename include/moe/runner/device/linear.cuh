@@ -59,7 +59,7 @@ NarrowProduct<Act, Out> narrow_product(Rows<float const> w, float const* bias, s
     Rows<Act const> const narrow = make_rows(static_cast<Act const*>(copy), n, k);
     auto product = std::make_shared<BlasLtProduct<Act, Out>>(narrow, bias, Sums::per_row, max_rows, arena);
     if (!product->takes_all_rows())
-      return float32("cuBLASLt's algorithm for ", n, " outputs of ", k, " inputs does not take every number of rows");
+      return float32("cuBLASLt's algorithm for ", n, " outputs of ", k, " inputs is refused for some numbers of rows");
     return {std::move(product),
             text(kElement, " products with float32 sums, through cuBLASLt: every float32 weight is a value of ", kElement)};
   } catch (Error const& e) {

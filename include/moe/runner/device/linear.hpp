@@ -27,7 +27,8 @@ constexpr bool prefers_small_product(std::int64_t rows, std::int64_t n) { return
 
 /// y [M, N] = x [M, K] · wᵀ (+ bias), summed in float32. Weights of the rows' type: cuBLASLt, for Sums::per_row with one algorithm for any
 /// number of rows; a gate with Sums::blocked and few rows in the library's kernel. Weights of another type (a float32 gate of a bf16
-/// model) are exact to float32, and every row is summed alike, in one of two ways that the constructor chooses by the weights' values:
+/// model) have exact products and float32 sums, and every row is summed alike, in one of two ways that the constructor chooses by the
+/// weights' values:
 ///   each is a value of Act: a copy in Act through cuBLASLt with one algorithm. Products are exact, sums are float32
 ///   otherwise: the library's kernel, which reads the rows as they are
 template <class Weight, class Act, class Out>
