@@ -33,6 +33,8 @@ bool allocates_on_device(Call const& call) {
   } catch (moe::Error const& e) {
     refused = e.code() == moe::ErrorCode::cuda;
     if (!refused) other = std::current_exception();
+  } catch (...) {
+    other = std::current_exception();
   }
   cudaGraph_t graph = nullptr;
   refused = cudaStreamEndCapture(unused, &graph) != cudaSuccess || refused;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -178,6 +179,7 @@ TEST(RunnerWeightsChanged, LoadBalancingTellsBothKernels) {
       Packing::kernels_told = 0;
       int commits = 0;
       for (int step = 0; step < 5000 && commits < 3; ++step) {
+        if (balancer.pending()) std::this_thread::sleep_for(std::chrono::microseconds(200));  // its worker may need this core
         ASSERT_EQ(forward(dual), want) << "step " << step;
         for (int s = 0; s < kSlots; ++s) {  // another expert is hot after each move
           balancer.load(0).load_counter[s] += balancer.maps().physical_to_logical()(0, s) == (commits + 1) % kExperts ? 1000 : 1;
@@ -295,6 +297,7 @@ TEST(RunnerWeightMove, ReplacingWeightsRefusesForwardsOnOtherThreads) {
       expect_refused(error_on_another_thread(*s.dual, s.want));
     };
     for (int step = 0; step < 5000 && commits < 2; ++step) {
+      if (s.balancer.pending()) std::this_thread::sleep_for(std::chrono::microseconds(200));  // its worker may need this core
       ASSERT_EQ(forward(*s.dual), s.want) << "step " << step;
       for (int slot = 0; slot < kSlots; ++slot) {
         s.balancer.load(0).load_counter[slot] += s.balancer.maps().physical_to_logical()(0, slot) == (commits + 1) % kExperts ? 1000 : 1;
@@ -327,6 +330,7 @@ TEST(RunnerWeightMove, ASynchronousMoveRefusesForwardsAndABackgroundMoveNone) {
     ++forwards;
   };
   for (int step = 0; step < 5000 && commits < 1; ++step) {
+    if (beside.balancer.pending()) std::this_thread::sleep_for(std::chrono::microseconds(200));  // its worker may need this core
     for (int slot = 0; slot < kSlots; ++slot) {
       beside.balancer.load(0).load_counter[slot] += beside.balancer.maps().physical_to_logical()(0, slot) == 1 ? 1000 : 1;
     }

@@ -73,7 +73,9 @@ class BlasLtProduct {
     }
     if (sums == Sums::per_row) {
       algorithms_.push_back(choose(kPerRowSize));  // also for fewer rows than that: an algorithm for 3 may not take 1
-      while (piece_rows_ > kPerRowSize && !fits(piece_rows_)) piece_rows_ = std::max(kPerRowSize, piece_rows_ / 2);
+      while (piece_rows_ > kPerRowSize && !fits(piece_rows_)) {
+        piece_rows_ = std::max(kPerRowSize, piece_rows_ / 2 / 8 * 8);  // a piece begins at a multiple of 16 bytes
+      }
     } else {
       for (std::int64_t rows = 1;; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
         algorithms_.push_back(choose(rows));
@@ -83,9 +85,10 @@ class BlasLtProduct {
     workspace_ = arena.template take<char>(kWorkspaceBytes);  // last: a constructor that throws takes nothing
   }
 
-  /// Sums::per_row: whether cuBLASLt accepts its algorithm for 1 to kExactRows rows and for each doubling up to the rows of one call.
+  /// Sums::per_row: whether cuBLASLt accepts its algorithm for 1 to kExactRows rows and for each doubling up to the rows of one call,
+  /// which are taken for at least kPerRowSize: the answer is the same for all smaller max_rows.
   bool takes_all_rows() const {
-    for (std::int64_t rows = 1; rows <= piece_rows_; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
+    for (std::int64_t rows = 1; rows <= std::max(piece_rows_, kPerRowSize); rows = rows < kExactRows ? rows + 1 : 2 * rows) {
       if (!fits(rows)) return false;
     }
     return true;

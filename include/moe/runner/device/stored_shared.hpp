@@ -11,6 +11,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/side_stream.hpp"
@@ -61,6 +62,8 @@ struct Stored {
     bool active() const { return quantised_ ? quantised_->active() : dense_->active(); }
     /// Whether rows of this number run on the side stream.
     bool overlaps(std::int64_t rows) const { return quantised_ ? beside_.takes(rows) : dense_->overlaps(rows); }
+    /// Whether run() can go into a CUDA graph.
+    bool capturable() const { return !quantised_ || facts::capturable(*quantised_); }
     bool takes_routing_weights() const { return quantised_ ? quantised_->takes_routing_weights() : dense_->takes_routing_weights(); }
     /// What was chosen and why, in words.
     std::string const& choice() const { return choice_; }
