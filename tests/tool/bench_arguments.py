@@ -59,6 +59,12 @@ CASES = {
         (["int4", "all", "0"], "tokens", "0"),
         ([], "scheme", "mxfp4"),
     ],
+    "host_dual_batch_bench": [
+        (["--backend", "pplx"], "pplx", "all_to_all_v, low_latency"),
+        (["--rows", "8,few"], "--rows", "few"),
+        (["--row", "8"], "--row ", "--rows"),
+        (["--topk"], "--topk has no value"),
+    ],
     "host_layer_bench": HOST,
     "layer": GOOGLE,
     "load_bench": [(["--expert", "8"], "--expert"), (["--experts", "no"], "--experts", "no")],

@@ -9,7 +9,7 @@ from tool import DATA, block_refusals, in_parallel, moe, report_runs, run_block
 
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
 BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
-LEAST_ROWS = 32  # of every rank, from which auto splits
+LEAST_ROWS = 1024  # of every rank, from which auto splits
 
 
 def cases(files):
@@ -48,7 +48,7 @@ def check(folder, name, file, ranks, options):
     rows = min(on["tokens_per_rank"]) // (on["grid"]["tp"] if on["grid"]["sequence_parallel"] else 1)
     if auto["passes_in_halves"] != (auto["passes"] if rows >= LEAST_ROWS and "--chunk" not in options else 0):
         return f"auto: {auto['passes_in_halves']} passes in halves with {rows} rows"
-    said = [off["dual_batch"], on["dual_batch"], auto["dual_batch"].split(": the usual threshold")[0]]
+    said = [off["dual_batch"], on["dual_batch"], auto["dual_batch"].split(": from there")[0]]
     if said != ["off", "on: every batch is split", f"auto: batches are split where every rank has at least {LEAST_ROWS} rows"]:
         return f"the reports give the reasons {said}"
     return None
@@ -57,7 +57,7 @@ def check(folder, name, file, ranks, options):
 def reasons(folder, file):
     """Problems of what the report as text and the log say of the choice."""
     never = "auto: batches are never split: allgather_reduce_scatter cannot send and wait apart"
-    split = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows: the usual threshold"
+    split = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows: from there"
     always = "on: every batch is split"
     for mode, backend, words in (("auto", "allgather_reduce_scatter", never), ("auto", "all_to_all_v", split),
                                  ("on", "all_to_all_v", always), ("", "all_to_all_v", always), ("off", "all_to_all_v", "off")):
