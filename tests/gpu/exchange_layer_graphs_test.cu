@@ -3,6 +3,7 @@
 // of valid rows (N14); its calls allocate nothing and wait for nothing; what cannot be captured is E_STATE before any work (N15).
 #include <array>
 #include <cstddef>
+#include <type_traits>
 
 #include "moe/runner/device/captured_sizes.hpp"
 #include "moe/runner/device/row_kernels.cuh"
@@ -29,7 +30,9 @@ void replays(typename Backend::Params const& params = {}) {
     first.bring(1, kMost);
     first.forward_routed(kMost);
     first.result(kMost);
-    expect_enqueues_only(first.stream(), Backend::kName, [&] { first.forward_routed(kMost); });
+    constexpr bool kQueriesEvents =
+        std::is_same_v<typename Backend::Comm, Self> && !std::is_same_v<Backend, backends::NoExpertParallel<Cuda>>;
+    expect_enqueues_only(first.stream(), Backend::kName, [&] { first.forward_routed(kMost); }, {.queries_events = kQueriesEvents});
   }
   Comms<typename Backend::Comm> comms(kRanks);
   p.placement = ExpertPlacement(kExperts, comms.size());

@@ -44,15 +44,20 @@ bool allocates_on_device(Call const& call) {
   return refused;
 }
 
+/// What a forward calls that a capturing thread must not. Then device memory is judged by whether the free memory changes, and no other
+/// process may use the GPU.
+struct ForwardCalls {
+  bool nccl = false;            ///< NCCL, whose memory on the host is not judged either
+  bool queries_events = false;  ///< cudaEventQuery()
+};
+
 /// Calls forward(), which enqueues in `stream`, while the stream is held: it returns before the device goes on and allocates neither host
 /// memory nor device memory. Prints what it takes on the host: the least of ten calls. The first calls are not judged.
-/// calls_nccl: memory that NCCL takes on the host is not judged, and of the device's only whether the free memory changes, since NCCL may
-/// make calls that a capturing thread must not. Then no other process may use the GPU.
 template <class Forward>
-void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& forward, bool calls_nccl = false) {
+void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& forward, ForwardCalls calls = {}) {
   for (int i = 0; i < 2; ++i) forward();
   HeldStream held(stream);
-  std::size_t free_before = 0, free_after = 0, total = 0;  // judged of calls of NCCL
+  std::size_t free_before = 0, free_after = 0, total = 0;  // as ForwardCalls says
   moe::check_cuda(cudaMemGetInfo(&free_before, &total), "cudaMemGetInfo");
   double least = 1e9;
   for (int i = 0; i < 10; ++i) {
@@ -61,7 +66,7 @@ void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& 
     auto const start = std::chrono::steady_clock::now();
     forward();
     least = std::min(least, std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-    if (!calls_nccl) {
+    if (!calls.nccl) {
       EXPECT_EQ(host_allocations - allocations, 0) << name << ": allocations on the host";
     }
     EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << name << " waited for the device";
@@ -69,7 +74,7 @@ void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& 
     EXPECT_TRUE(held.release()) << name << " returned when the stream was no longer held";
   }
   moe::check_cuda(cudaMemGetInfo(&free_after, &total), "cudaMemGetInfo");
-  if (calls_nccl) {
+  if (calls.nccl || calls.queries_events) {
     EXPECT_EQ(free_after, free_before) << name << ": allocations on the device";
   } else {
     EXPECT_FALSE(allocates_on_device(forward)) << name << ": allocations on the device";

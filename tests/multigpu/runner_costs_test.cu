@@ -8,7 +8,7 @@
 namespace moe_test {
 
 void expect_call_enqueues_only(cudaStream_t stream, char const* name, std::function<void()> const& forward, bool calls_nccl) {
-  expect_enqueues_only(stream, name, forward, calls_nccl);
+  expect_enqueues_only(stream, name, forward, {.nccl = calls_nccl});
 }
 
 }  // namespace moe_test

@@ -100,6 +100,8 @@ class NcclSymmetric {
     auto* const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
     if (window_ == nullptr) refuse_ranks();
+    // Asked first: a refused ncclDevCommCreate() may end the communicator (NCCL 2.28.9).
+    if (ncclTeam_t const reached = ncclTeamLsa(c); reached.nRanks > 0) expect_all_reached(reached.nRanks, reached.rank);
     ncclDevCommRequirements requirements;
     std::memset(&requirements, 0, sizeof(requirements));
     requirements.lsaBarrierCount = 1;
@@ -107,19 +109,21 @@ class NcclSymmetric {
     if (created == ncclInvalidUsage) refuse_ranks();  // what NCCL 2.28 answers on every rank if some are on other hosts
     comm_->check(created, "ncclDevCommCreate");
     has_device_comm_ = true;
-    if (device_comm_.lsaSize != size()) {
-      int const first = rank() - device_comm_.lsaRank;
-      int const other = first > 0 ? 0 : first + device_comm_.lsaSize;
-      throw Error(ErrorCode::unsupported,
-                  text("window: rank ", rank(), " cannot load from and store to rank ", other, " (it reaches ", device_comm_.lsaSize,
-                       " of ", size(), " ranks); AllToAllV and AllGatherReduceScatter need no peer access"));
-    }
+    expect_all_reached(device_comm_.lsaSize, device_comm_.lsaRank);
     char** table = nullptr;
     check_cuda(cudaMalloc(&table, sizeof(char*) * kMaxWindowRanks), "cudaMalloc");
     detail::resolve_peers(window_, size(), table, nullptr);
     cudaError_t const copied = cudaMemcpy(view_.peer, table, sizeof(char*) * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
     cudaFree(table);
     check_cuda(copied, "cudaMemcpy");
+  }
+  /// reached: the number of ranks that this one can load from and store to; place: this rank's among them.
+  void expect_all_reached(int reached, int place) const {
+    if (reached == size()) return;
+    int const first = rank() - place;
+    int const other = first > 0 ? 0 : first + reached;
+    throw Error(ErrorCode::unsupported, text("window: rank ", rank(), " cannot load from and store to rank ", other, " (it reaches ",
+                                             reached, " of ", size(), " ranks); AllToAllV and AllGatherReduceScatter need no peer access"));
   }
   [[noreturn]] static void refuse_ranks() {
     throw Error(ErrorCode::unsupported,
