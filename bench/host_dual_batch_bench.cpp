@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -49,33 +48,23 @@ struct Options {
   std::map<std::string, std::int64_t> sizes{
       {"--rounds", 101}, {"--hidden", 1024}, {"--intermediate", 512}, {"--experts", 32}, {"--topk", 4}};
   std::string backend = "all_to_all_v";
-  std::vector<std::int64_t> rows{16, 32, 64, 128, 256, 512};
+  std::vector<int> rows{16, 32, 64, 128, 256, 512};
   std::int64_t operator[](char const* name) const { return sizes.at(name); }
 };
 
-std::int64_t positive(std::string const& name, std::string const& value) {
-  std::int64_t n = 0;
-  auto const end = value.data() + value.size();
-  if (auto const [at, error] = std::from_chars(value.data(), end, n); error != std::errc() || at != end || n < 1) {
-    throw moe_bench::BadArgument(name + " " + value + " is not a number of at least 1");
-  }
-  return n;
-}
 Options parse(int argc, char** argv) {
   Options o;
   moe_bench::Names known{"--backend", "--rows"};
   for (auto const& [name, value] : o.sizes) known.push_back(name);
   for (int i = 1; i < argc; i += 2) {
     std::string const name = moe_bench::known_name("argument", argv[i], known);
-    if (i + 1 == argc) throw moe_bench::BadArgument(name + " has no value");
+    std::string const value = moe_bench::value_of(argc, argv, i);
     if (name == "--backend") {
-      o.backend = moe_bench::known_name("backend", argv[i + 1], {"all_to_all_v", "low_latency"});
+      o.backend = moe_bench::known_name("backend", value, {"all_to_all_v", "low_latency"});
     } else if (name == "--rows") {
-      o.rows.clear();
-      for (std::string const& one : moe_bench::split(argv[i + 1])) o.rows.push_back(positive(name, one));
-      if (o.rows.empty()) throw moe_bench::BadArgument("--rows names no number of rows");
+      o.rows = moe_bench::counts(name, value);
     } else {
-      o.sizes[name] = positive(name, argv[i + 1]);
+      o.sizes[name] = moe_bench::count(name, value);
     }
   }
   return o;
