@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeConfigCheck.cmake: compositions judged by the compiler, without nvcc and without a GPU.
+# cmake/MoeConfigCheck.cmake: compositions checked by the compiler, without nvcc and without a GPU.
 #
 #   moe_add_config_check(<name> HEADERS <header>... COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"...)
 #
 # adds the target <name>, part of the default build, which compiles if every composition satisfies the contracts and the rules of
 # moe/core/contract/check.hpp; each one that does not is one error, whose first line is the rule's sentence. HEADERS declare what the
 # compositions name: the project's own and those of the policies (moe/backends/low_latency.hpp and so on; no .cuh). Policies of both spaces
-# are judged; no kernel and no exchange is instantiated.
+# are checked; no kernel and no exchange is instantiated.
 function(moe_add_config_check name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;COMPOSITIONS")
   if(arg_UNPARSED_ARGUMENTS)

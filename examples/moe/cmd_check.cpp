@@ -101,9 +101,10 @@ void run(CheckOptions const& o) {
 }  // namespace
 
 void add_check(CLI::App& app) {
-  auto* check = app.add_subcommand("check",
-                                   "Judge a composition: runs in this program, is in the library, or is forbidden; prints every rule that "
-                                   "it breaks, and exits with 1 if there is one");
+  auto* check =
+      app.add_subcommand("check",
+                         "Check a composition: it runs in this program, is in the library, or is forbidden; prints every rule that "
+                         "it breaks, and exits with 1 if there is one");
   auto o = std::make_shared<CheckOptions>();
   check
       ->add_option(

@@ -259,7 +259,7 @@ void add_list(CLI::App& app) {
   list->add_option("--experts", o->experts, "Only compositions with these experts")->check(one_of(names_of<ExpertsKinds>(), false));
   list->add_option("--quantization", o->quantization, "Only compositions with this quantisation")
       ->check(one_of(names_of<Quantizations>(), false));
-  list->add_option("--router", o->router, "Judge compositions with this router; every one runs with any")
+  list->add_option("--router", o->router, "List compositions with this router; every one runs with any")
       ->check(one_of(names_of<Routers>(), false));
   list->add_flag("--json", o->json, "Print one JSON array");
   list->callback([o] {

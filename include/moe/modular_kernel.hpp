@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// modular_kernel.hpp: one MoE layer as five compile-time choices. Knows the concepts and the rules, names no policy.
+// modular_kernel.hpp: one MoE layer as five compile-time choices. It depends on the concepts and the rules and on no policy.
 #pragma once
 
 #include <type_traits>

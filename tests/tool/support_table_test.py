@@ -32,7 +32,7 @@ HEAD = """# What the library supports
 fails where the page differs. [choose.md](choose.md) says which composition to take.
 
 The tables show what the rules allow for a layer of run-time dimensions, in the element types that the backend carries and the experts
-compute with. Every router goes with every composition, with two conditions: `llama4` weighs the input, which a batched backend
+compute with. Every router goes with every composition, with two conditions: `llama4` weights the input, which a batched backend
 (`low_latency`, `pplx`) does for one expert a token only; and experts that route inside (`monolithic_*`) take no `external` one. `moe list
 compositions` says which of these compositions one build of the tool contains: `yes`, `not in this program:` with what builds it, or
 `no:` with the rule.
@@ -76,7 +76,7 @@ def policies(rows):
             lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
         out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)
         if kind == "router":
-            out += ["A layer in the CUDA space needs `moe/routing/device/route.cuh` besides.", ""]
+            out += ["A layer in the CUDA space also needs `moe/routing/device/route.cuh`.", ""]
     return out
 
 
@@ -128,7 +128,8 @@ def schemes(policy_rows, rows):
         return support["support"] + ("" if support["support"] == "emulated" else f" (`{support['experts']}`)")
 
     out += ["### On each architecture", "",
-            "How the best experts of the CUDA space compute the products of a scheme. Tested on sm_90 only.", "",
+            "The best support among the experts of the CUDA space, with the first experts of the registry that have it;",
+            "[choose.md](choose.md) says which experts are fastest. Tested on sm_90 only.", "",
             "* **native**: the tensor cores take what is stored",
             "* **converted**: weights become bf16 or e4m3 in registers on the way to the tensor cores",
             "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores",

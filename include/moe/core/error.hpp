@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/error.hpp: the error model. Codes are those of the field's transports; every error names the value and the bound.
+// core/error.hpp: the error model (docs/errors.md). Every error names the value and the bound.
 #pragma once
 
 #include <array>

@@ -164,7 +164,7 @@ constexpr std::string_view name(TopKReduction r) { return r == TopKReduction::ex
 inline constexpr int kNoExpert = -1;
 /// Most experts per token.
 inline constexpr int kMaxTopK = 32;
-/// Base and row alignment in bytes of every tensor that a transport or a grouped GEMM touches.
+/// Base and row alignment in bytes of every tensor that an exchange or a grouped GEMM touches.
 inline constexpr int kAlignment = 16;
 
 }  // namespace moe

@@ -13,7 +13,7 @@
 
 namespace moe::eplb {
 
-/// load [layers, P], tokens per physical slot, to tokens per logical expert [layers, E], under the maps in use while counting.
+/// load [layers, P], tokens per physical expert, to tokens per logical expert [layers, E], under the maps in use while counting.
 /// E_ARG if the shapes differ or a count is negative.
 inline Table<std::int64_t> to_logical(Table<std::int32_t> const& load, ExpertMaps const& maps) {
   if (load.rows() != maps.num_layers() || load.cols() != maps.num_physical()) {

@@ -49,7 +49,7 @@ class Table {
   std::vector<T> data_;
 };
 
-/// Slot without an expert: on a dead rank, or on a rank that is joining or leaving.
+/// Expert slot without an expert: on a dead rank, or on a rank that is joining or leaving.
 inline constexpr std::int32_t kEmptySlot = -1;
 
 /// Whether a mapping may have expert slots without an expert.

@@ -26,7 +26,7 @@ struct Reload {
   bool operator==(Reload const&) const = default;
 };
 
-/// Maps of the survivors: expert slots of dead ranks are empty. Load windows are cleared, and transports mask the dead ranks.
+/// Maps of the survivors: expert slots of dead ranks are empty. Load windows are cleared, and exchanges mask the dead ranks.
 struct Recovery {
   ExpertMaps maps;
   std::vector<Reload> reloads;  ///< by layer, then expert; empty if every expert had a replica on a live rank

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// models/catalog.hpp: every model that this library has constants for. Adding a model is one struct and one name here.
+// models/catalog.hpp: every model that this library has constants for. A new model is one struct, one name here and one entry of
+// models/preset_choice.hpp (docs/contributing.md).
 #pragma once
 
 #include <boost/hana/for_each.hpp>

@@ -23,7 +23,7 @@ struct ExpertsNeeds {
   activation::Kind activation = activation::Kind::silu;
   bool weight_on_input = false;
   bool expert_norm = false;       ///< an expert's output goes through a norm before the weighted sum
-  bool refuse_emulation = false;  ///< whether experts that emulate the scheme on that device do not do
+  bool refuse_emulation = false;  ///< true: experts that only emulate the scheme on this device are refused
 };
 
 /// Why experts that take the types do not compute this layer; empty if they do.

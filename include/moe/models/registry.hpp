@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // models/registry.hpp: the list of all policies, and what is derived from it: the legal compositions, the tests' matrix, the tool's way
-// from names to types. Adding a policy is one pair of files and one line here.
+// from names to types. A new policy gets one line here; docs/contributing.md lists what else names it.
 #pragma once
 
 #include <boost/hana.hpp>

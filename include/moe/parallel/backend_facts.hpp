@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/backend_facts.hpp: what the parallel configuration needs to know of a backend. Every backend policy states it as kFacts.
+// parallel/backend_facts.hpp: what the parallel configuration needs to know of a backend. The library's backends state it as kFacts; a
+// backend of the registry must.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,8 @@ namespace moe {
 
 /// Sizes of the chunks a batch is cut into.
 enum class ChunkMode : std::uint8_t {
-  exact,    ///< clamp(tokens - C·c, 0, C): zero rows are possible; the default, the transports accept them
-  min_one,  ///< max(1, exact): for transports that need a row; the extra row is a dummy whose result is discarded
+  exact,    ///< clamp(tokens - C·c, 0, C): zero rows are possible; the default, the exchanges accept them
+  min_one,  ///< max(1, exact): for exchanges that need a row; the extra row is a dummy whose result is discarded
 };
 
 /// Token counts of one step over the DP group. Host memory; equal on every rank except dp_rank. set() allocates no memory once the sizes

@@ -155,8 +155,8 @@ class ExpertPlacement {
     return mask;
   }
 
-  /// [P]: physical id → its place when experts are numbered rank by rank (owner-major, then local). Transports that compute
-  /// rank = id / L get ids through this map, in dispatch and combine alike.
+  /// [P]: physical id → its place when experts are numbered rank by rank (owner-major, then local). For exchanges of the
+  /// user's own that compute rank = id / L: their ids go through this map, in dispatch and combine alike.
   std::vector<std::int32_t> placement_order() const {
     std::vector<std::int32_t> order(owner_.size());
     for (std::size_t p = 0; p < order.size(); ++p) order[p] = first_[static_cast<std::size_t>(owner_[p])] + local_[p];
@@ -167,11 +167,11 @@ class ExpertPlacement {
   /// placement_order() is the identity, so the remap must be skipped.
   bool is_identity_order() const { return std::is_sorted(by_place_.begin(), by_place_.end()); }
 
-  /// [P]: ids for a transport that computes rank = id / L with one L for all ranks: owner · L_max + local. If P % R != 0 the
-  /// transport must accept empty expert slots (accepts_empty_slots), else E_UNSUPPORTED.
+  /// [P]: ids for an exchange that computes rank = id / L with one L for all ranks: owner · L_max + local. If P % R != 0 the
+  /// exchange must accept empty expert slots (accepts_empty_slots), else E_UNSUPPORTED.
   std::vector<std::int32_t> even_slot_ids(bool accepts_empty_slots) const {
     if (!is_even() && !accepts_empty_slots) {
-      throw Error(ErrorCode::unsupported, text("this transport needs E % R = 0: E = ", num_physical(), ", R = ", ep_size()));
+      throw Error(ErrorCode::unsupported, text("this exchange needs E % R = 0: E = ", num_physical(), ", R = ", ep_size()));
     }
     std::vector<std::int32_t> ids(owner_.size());
     for (std::size_t p = 0; p < ids.size(); ++p) ids[p] = owner_[p] * max_num_local() + local_[p];

@@ -55,7 +55,7 @@ struct QuantConfig {
   bool per_act_token() const { return a1.group_shape.kind == ScaleGranularity::per_token; }
   bool per_out_ch() const { return w1.group_shape.kind == ScaleGranularity::per_channel; }
   int weight_bits() const { return w1.dtype ? bits(*w1.dtype) : 16; }
-  /// True for the one pair of scale groups with a fast path in transports: 128 × 128 weights and 1 × 128 activations.
+  /// True for the one pair of scale groups with a fast path in exchanges: 128 × 128 weights and 1 × 128 activations.
   bool is_transport_block() const { return w1.group_shape == block_of(128, 128) && a1.group_shape == group_of(128); }
 
   /// Shape of the activation scales of `rows` rows; [0, 0] if none is computed per row or tensor.

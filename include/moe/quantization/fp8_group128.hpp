@@ -13,7 +13,7 @@ MOE_RULE(Fp8GroupFits, "moe: fp8 groups are of 128 elements. Fix: choose fp8_gro
 
 namespace moe::quantization {
 
-/// A row's last group may be shorter; transports need whole groups.
+/// A row's last group may be shorter; exchanges need whole groups.
 template <int Group = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
 struct Fp8Group : QuantizedRows<Fp8Codec<Floor, Format>, Group>,
                   BlockWeights<Fp8Codec<ScaleFloor::amax_1e10, Format>, 1, Group>,

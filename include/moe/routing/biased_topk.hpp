@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/biased_topk.hpp: scores plus a correction bias choose the experts, the scores alone weigh them (MiniMax-M2, ERNIE-4.5,
+// routing/biased_topk.hpp: scores plus a correction bias choose the experts, the scores alone weight them (MiniMax-M2, ERNIE-4.5,
 // DeepSeek-V4).
 #pragma once
 

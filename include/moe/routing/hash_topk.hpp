@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/hash_topk.hpp: a table by token id chooses the experts, their scores weigh them (the first layers of DeepSeek-V4).
+// routing/hash_topk.hpp: a table by token id chooses the experts, their scores weight them (the first layers of DeepSeek-V4).
 #pragma once
 
 #include "moe/routing/row/row_router.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/routers.hpp: every router.
+// routing/routers.hpp: every router that the registry names.
 #pragma once
 
 #include "moe/routing/any_router.hpp"

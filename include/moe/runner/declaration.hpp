@@ -108,7 +108,7 @@ class Runner {
   /// where there is an expert, and not scaled by the router's factor. Both in the runner's space. Given the routing of forward(): its bits.
   /// Host space: E_ARG names the first invalid slot of a valid row, and nothing was done. CUDA space: kernels check the slots; an invalid
   /// one counts as no expert, and check() throws its E_ARG, with its row in its pass. E_ARG if `options` has token_ids. E_UNSUPPORTED if
-  /// the router weighs shared experts (Gate::routing_weight, or fused ones). Does not compile if the experts route inside.
+  /// the router weights shared experts (Gate::routing_weight, or fused ones). Does not compile if the experts route inside.
   template <class IdsArg, class WeightsArg, class Probe = NoProbe>
   void forward_routed(Rows<Act const> hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, Rows<Act> output,
                       ForwardOptions const& options = {}, Stream<Space> stream = {}, Probe&& probe = {}) {

@@ -30,7 +30,8 @@ namespace moe {
 namespace rules {
 MOE_RULE(DualBatchNeedsHalves,
          "moe: dual batch over a backend that cannot send and wait apart (its fact asynchronous is false). "
-         "Fix: high_throughput, low_latency, pplx or all_to_all_v, or DualBatch = runner::dual_batch::None (docs/errors.md#dual-batch)");
+         "Fix: high_throughput, low_latency, low_latency_rank_major, pplx or all_to_all_v, or DualBatch = runner::dual_batch::None "
+         "(docs/errors.md#dual-batch)");
 MOE_INCLUDED(TwoQueuesOnDevice, "dual batch in the CUDA space", "moe/runner/device/two_queues.hpp");
 }  // namespace rules
 

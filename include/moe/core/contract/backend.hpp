@@ -39,7 +39,8 @@ template <class B>
 concept BackendHasReduction = requires {
   { B::kReduction } -> std::convertible_to<TopKReduction>;
 };
-MOE_MEMBER(BackendHasReduction, "the backend", "static constexpr TopKReduction kReduction", "who weighs and sums over the top-k");
+MOE_MEMBER(BackendHasReduction, "the backend", "static constexpr TopKReduction kReduction",
+           "who applies the router weights and sums over the top-k");
 
 template <class B, class Quant>
 concept BackendHasCarries = requires {

@@ -27,7 +27,7 @@ MOE_RULE(ActivationFormatMatches,
          "Fix: pair a standard backend with standard experts, a batched one with batched experts (docs/errors.md#activation-format)");
 MOE_RULE(BackendCarriesQuantization,
          "moe: the backend cannot carry this quantisation's payload. "
-         "Fix: use a quantisation that the backend lists, or none and quantise after the exchange (docs/errors.md#backend-quantization)");
+         "Fix: choose a quantisation whose rows the backend carries, or none (docs/errors.md#backend-quantization)");
 MOE_RULE(ExpertsSupportQuantization,
          "moe: the experts kernel has no path for this quantisation. "
          "Fix: choose experts that support it; reference experts support every scheme (docs/errors.md#experts-quantization)");
@@ -51,7 +51,7 @@ MOE_RULE(WeightOnInputNeedsTopKOne,
          "moe: the router weight is applied on the input, which a batched backend can do only with topk = 1. "
          "Fix: set topk = 1 or use a standard backend (docs/errors.md#weight-on-input)");
 MOE_RULE(RowsAligned,
-         "moe: a row of hidden states is not a multiple of 16 bytes, which transports and grouped GEMMs need. "
+         "moe: a row of hidden states is not a multiple of 16 bytes, which exchanges and grouped GEMMs need. "
          "Fix: pad hidden (docs/errors.md#rows-aligned)");
 MOE_RULE(QuantizationFitsShape,
          "moe: hidden or intermediate is not a multiple of the quantisation's group. "
@@ -116,7 +116,7 @@ struct QuantizationTakes {
   }
 };
 
-/// The units that are tried: 1, 2, 3, 4, 6, 8, 12, 16, ….
+/// The multiples that are tried: 1, 2, 3, 4, 6, 8, 12, 16, ….
 constexpr int next_unit(int factor) { return factor == 1 ? 2 : (factor & (factor - 1)) == 0 ? factor / 2 * 3 : factor / 3 * 4; }
 inline constexpr int kLargestUnit = 4096;
 /// The least factor that is taken as one dimension while the other is left to run time: what is taken are its multiples.
@@ -138,7 +138,7 @@ constexpr int intermediate_multiple() {
 }
 
 /// The verdict of a rule on both dimensions of Config. It prints each of them and what that must be a multiple of. Only the error of a
-/// broken rule, Error<true>, looks for these units: it begins with 1.
+/// broken rule, Error<true>, computes these multiples; the search begins with 1.
 template <class Rule, bool Holds, class Policy, class Config, class Takes>
 struct ShapeVerdict : Verdict<Rule, Holds> {
   template <bool IsBroken>
@@ -267,7 +267,7 @@ struct Composition {
 };
 
 /// Five policies that compose. Instantiated with others, it is one error: the sentence of the first broken rule. Instantiates none of the
-/// policies' classes, so it judges compositions of either space in a file for g++ (cmake/MoeConfigCheck.cmake).
+/// policies' classes, so it checks compositions of either space in a file for g++ (cmake/MoeConfigCheck.cmake).
 template <class Config, class Router, class Quant, class Backend, class Experts>
 struct CheckedComposition : private Composition<Config, Router, Quant, Backend, Experts>::Error {};
 

@@ -29,7 +29,7 @@ concept ExpertsHaveReduction = requires {
   { E::reduction(ActivationFormat::standard) } -> std::same_as<TopKReduction>;
 };
 MOE_MEMBER(ExpertsHaveReduction, "the experts policy", "static constexpr TopKReduction reduction(ActivationFormat)",
-           "who weighs and sums over the top-k");
+           "who applies the router weights and sums over the top-k");
 
 template <class E, class Act, class Weight>
 concept ExpertsHaveElement = requires {

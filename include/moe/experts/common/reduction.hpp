@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/common/reduction.hpp: who weighs and sums over the top-k, for the experts of this library.
+// experts/common/reduction.hpp: who applies the router weights and sums over the top-k, for the experts of this library.
 #pragma once
 
 #include "moe/core/types.hpp"

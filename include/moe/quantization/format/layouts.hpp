@@ -14,7 +14,7 @@ namespace moe::quantization {
 MOE_HD constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 /// Block scales of the tensor cores, "128 × 4": [rows, cols] bytes padded to multiples of 128 and 4, in blocks of 512 bytes. A block mixes
-/// rows, so a swizzled scale cannot be exchanged by row: transports carry linear scales, and swizzling follows the dispatch.
+/// rows, so a swizzled scale cannot be exchanged by row: exchanges carry linear scales, and swizzling follows the dispatch.
 struct SwizzledScales {
   std::int64_t rows = 0;
   std::int64_t cols = 0;  ///< scales of a row: K / 16 (nvfp4) or K / 32 (mx)

@@ -14,7 +14,7 @@ namespace moe::quantization {
 /// The lower bound that keeps the scale of a tiny or all-zero scale group above zero.
 enum class ScaleFloor : std::uint8_t {
   amax_1e10,  ///< amax is at least 1e-10: the rule of group, block and offline quantisation
-  amax_1e4,   ///< amax is at least 1e-4: the cast inside low-latency transports
+  amax_1e4,   ///< amax is at least 1e-4: the cast inside low-latency exchanges
   min_scale,  ///< the scale itself is at least 1 / (448 · 512): the rule of serving stacks' dynamic per-token cast
 };
 /// How a scale is stored.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/row/index_dtype.hpp: converts expert ids to the index type that a transport takes. Weights stay float32.
+// routing/row/index_dtype.hpp: converts expert ids to the index type that an exchange takes. Weights stay float32.
 #pragma once
 
 #include <concepts>
@@ -13,7 +13,7 @@ namespace moe::routing {
 /// What id -1 becomes in an unsigned type.
 enum class NegativeId : std::uint8_t {
   refuse,    ///< E_UNSUPPORTED: the caller compacts first
-  sentinel,  ///< the type's largest value, which the transport recognises
+  sentinel,  ///< the type's largest value, which the exchange recognises
 };
 
 /// out = ids as Index. Throws E_UNSUPPORTED if an id is negative and Index cannot represent it; nothing is written then.

@@ -10,12 +10,13 @@
 
 namespace moe::runner {
 
-/// Of a memory space: there is one in the CUDA space.
+/// A side stream of a memory space; only the CUDA space has one.
 template <class Space>
 class SideStream;
 
-/// Work between fork() and join() on the side stream runs beside the main stream's. What both touch is the caller's to keep apart: the side
-/// stream reads what was written before fork(), and the main stream reads its results after join(). One fork at a time.
+/// Work between fork() and join() on the side stream runs beside the main stream's. The caller must keep
+/// the two from using the same data at the same time: the side stream reads what was written before fork(), and the main stream reads its
+/// results after join(). One fork at a time.
 template <>
 class SideStream<space::cuda> {
  public:
