@@ -9,8 +9,11 @@
 // layer with the dtype, quantisation, backend, experts and space of the request; a dimension, router or activation other than its type's
 // is MOE_E_CONFIG. A preset's layers are its runners' (moe_add_model_library(qwen3 MODEL ...): qwen3::decode::Layer).
 //
-// moe_version(), moe_has() and groups over MPI come from what the model library defines for its users. Without its CMake target, and for
-// NCCL, define MOE_C_VERSION (a string), MOE_C_HAS_ONEDNN, MOE_C_HAS_MPI and MOE_C_HAS_NCCL.
+// moe_version(), moe_has() and groups over MPI and NCCL come from what the model library defines for its users. Without its CMake target,
+// define MOE_C_VERSION (a string), MOE_C_HAS_ONEDNN, MOE_C_HAS_MPI and MOE_C_HAS_NCCL.
+//
+// g++ compiles the source for a library in the CUDA space, too. moe_route() routes on the host alone: a model library has the kernel of its
+// own router for its own layer, not those of any router.
 //
 // A shared library of it exports more than moe_*: the standard library's instantiations and the layer's own functions are visible. CMake's
 // moe_export_only_c(<target>) hides them, through the linker's version script cmake/libmoe.map, installed in share/cmake/moe.

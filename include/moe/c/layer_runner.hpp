@@ -60,6 +60,22 @@ inline void check_same_router(routing::RouterConfig const& type, routing::Router
   same("hash_table", type.hash_table, asked.hash_table);
 }
 
+/// E_CONFIG if a layer's type fixes another activation than the one that was asked for. A preset in the CUDA space fixes it in its
+/// configuration alone: its kernels take any.
+template <class Config>
+void check_same_activation(activation::Kind asked) {
+  auto const same = [asked](activation::Kind fixed) {
+    if (fixed == asked) return;
+    throw Error(ErrorCode::config, text("activation: ", activation::name(asked), " was asked for, but the layer's type fixes it to ",
+                                        activation::name(fixed)));
+  };
+  if constexpr (requires { Config::activation_kind; }) {
+    same(Config::activation_kind);
+  } else if constexpr (!std::is_same_v<typename Config::Activation, activation::Any>) {
+    same(Config::Activation::kKind);
+  }
+}
+
 /// topk_ids of a caller: [M, k] int32 or int64. E_ARG.
 inline routing::GivenIds given_ids_of(DLTensor const* given, Device device) {
   DLTensor const& t = *not_null("topk_ids", given);
@@ -192,7 +208,12 @@ class LayerRunner final : public Runner {
     } else {
       fix_router(p.router, r);
     }
-    fix_activation(p.activation, r.activation);
+    check_same_activation<Config>(r.activation.kind);
+    if constexpr (std::is_same_v<typename Config::Activation, activation::Any>) {
+      p.activation = r.activation;
+    } else {
+      p.activation.constants = r.activation.constants;
+    }
     if constexpr (facts::takes_num_threads<typename LayerT::Experts::Params>()) p.experts.num_threads = r.num_threads;
     if (r.log) p.log = [](std::string const& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
     return p;
@@ -216,15 +237,6 @@ class LayerRunner final : public Runner {
       p.vocabulary = r.router.vocabulary;
     }
     if constexpr (facts::selects<Router>()) check_same_router(Router(p).resolved(), r.router);
-  }
-  static void fix_activation(activation::Any& a, activation::Any const& asked) { a = asked; }
-  template <class Fixed>
-  static void fix_activation(Fixed& a, activation::Any const& asked) {
-    if (Fixed::kKind != asked.kind) {
-      throw Error(ErrorCode::config, text("activation: ", activation::name(asked.kind), " was asked for, but the layer's type fixes it to ",
-                                          activation::name(Fixed::kKind)));
-    }
-    a.constants = asked.constants;
   }
 
   Comm& comm() {
