@@ -326,20 +326,35 @@ def test_exceptions_are_what_they_say():
     assert issubclass(moe.StateError, RuntimeError)
 
 
+def least_us(call, bound):
+    """The processor time of a call: the least mean of 100 calls. A busy machine makes most rounds longer, so the rounds end with the first
+    one below the bound, or after three seconds."""
+    least, end = float("inf"), time.monotonic() + 3
+    while least >= bound and time.monotonic() < end:
+        for _ in range(30):
+            begin = time.process_time()
+            for _ in range(100):
+                call()
+            least = min(least, (time.process_time() - begin) / 100 * 1e6)
+    return least
+
+
 def test_host_time_of_a_call():
-    """No rows: the way from Python into the library and back, in processor time, 4 to 5 us. With names of dtypes composed in each call,
-    which cost 14 us, it was 18."""
+    """No rows: the way from Python into the library and back, 2.3 us by a runner, 4.4 us by moe.experts, 4.6 us with a new output. The
+    bound is 6 us in all, the C++ call (0.6 us) included. Without what it keeps of the last call,
+    moe.experts takes 14 us and more."""
     layer = Layer(rows=0)
     runner = moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=16)
     output = np.empty_like(layer.hidden)
-    times = []
-    for _ in range(30):
-        begin = time.process_time()
-        for _ in range(300):
-            runner.forward_routed(layer.hidden, layer.ids, layer.weights, output)
-        times.append((time.process_time() - begin) / 300 * 1e6)
-    print(f"host time of a call without rows: {min(times):.2f} us")
-    assert min(times) < 10
+    routed = (layer.hidden, layer.ids, layer.weights)
+    calls = {
+        "Runner.forward_routed": lambda: runner.forward_routed(*routed, output),
+        "moe.experts into an output": lambda: moe.experts(*routed, layer.w13, layer.w2, output=output),
+        "moe.experts": lambda: moe.experts(*routed, layer.w13, layer.w2),
+    }
+    times = {name: least_us(call, 6) for name, call in calls.items()}
+    print("host time of a call without rows:", ", ".join(f"{name} {us:.2f} us" for name, us in times.items()))
+    assert max(times.values()) < 6, times
 
 
 def test_two_runners_in_two_threads():
