@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; the CMake blocks of the
-# documents; request an unknown component. Any failure fails the test.
+# tests/install/check.cmake: one test of the installed package, each from an empty prefix. ONLY says which: header_only, model_library,
+# config_check, c_consumer and cuda_consumer configure and build the project of that name; package has the documents' CMake blocks, the
+# components and the version. Any failure fails the test.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 set(options -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DMOE_CUDA_ROOT=${CUDA_ROOT})
 foreach(language CXX CUDA)
@@ -10,23 +11,37 @@ set(docs_blocks ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/docs_blocks.py --root ${CMAK
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 
-if(ONLY STREQUAL "host")
-  set(programs consumer consumer_host consumer_archetypes consumer_preset consumer_model_O0 consumer_model_O2 consumer_model_O3)
-  if(CLANGXX)
-    list(APPEND programs consumer_model_clang_O2)
-  endif()
-  run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/build ${options} -DCLANGXX=${CLANGXX})
+# Configures and builds the project of the test, and runs programs of it.
+function(run_project)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "OPTIONS;PROGRAMS")
+  run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/${ONLY} -B ${WORK}/build ${options} ${arg_OPTIONS})
   run(${CMAKE_COMMAND} --build ${WORK}/build)
-  foreach(program IN LISTS programs)
+  foreach(program IN LISTS arg_PROGRAMS)
     run(${WORK}/build/${program})
   endforeach()
-  execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK}/build --target consumer_broken RESULT_VARIABLE status OUTPUT_VARIABLE said)
+endfunction()
+
+if(ONLY STREQUAL "header_only")
+  run_project(PROGRAMS program program_host archetypes)
+elseif(ONLY STREQUAL "model_library")
+  set(programs model_O0 model_O2 model_O3 preset)
+  if(CLANGXX)
+    list(APPEND programs model_clang_O2)
+  endif()
+  run_project(OPTIONS -DCLANGXX=${CLANGXX} PROGRAMS ${programs})
+  run(${PYTHON} ${CHECK_C_SYMBOLS} --nm ${NM} --header ${WORK}/prefix/include/moe/moe.h ${WORK}/build/libconsumer_c.so)
+elseif(ONLY STREQUAL "config_check")
+  run_project()
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK}/build --target broken RESULT_VARIABLE status OUTPUT_VARIABLE said)
   string(REGEX MATCHALL "error: [^\n]*" errors "${said}")
   list(LENGTH errors count)
   if(status EQUAL 0 OR NOT count EQUAL 1 OR NOT errors MATCHES "moe: backend and experts live in different memory spaces. Fix: choose both")
     message(FATAL_ERROR "the config check of a broken composition must be one error with the rule's sentence, and is ${count}: ${said}")
   endif()
-  run(${PYTHON} ${CHECK_C_SYMBOLS} --nm ${NM} --header ${WORK}/prefix/include/moe/moe.h ${WORK}/build/libconsumer_c.so)
+elseif(ONLY STREQUAL "c_consumer")  # through CMake and pkg-config, without a header of CUDA on the path
+  set(options -G Ninja -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${COMPILER})
+  run_project(PROGRAMS c_consumer c_consumer_pkg_config cpp_consumer)
+elseif(ONLY STREQUAL "package")
   if(TOOL)
     run(${WORK}/prefix/bin/moe list compositions)
   endif()
@@ -38,16 +53,6 @@ if(ONLY STREQUAL "host")
   endif()
   run(${docs_blocks} --prefix ${WORK}/prefix --work ${WORK}/docs --cmake ${CMAKE_COMMAND} --cxx ${COMPILER}
       --option=-DMOE_CUDA_ROOT=${CUDA_ROOT} ${libmoe})
-
-  # From C: CMake and pkg-config, without a header of CUDA on the path; from C++.
-  if(LIBMOE)
-    set(c_options -G Ninja -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${COMPILER})
-    run(${CMAKE_COMMAND} -S ${C_CONSUMER} -B ${WORK}/c ${c_options})
-    run(${CMAKE_COMMAND} --build ${WORK}/c)
-    foreach(program c_consumer c_consumer_pkg_config cpp_consumer)
-      run(${WORK}/c/${program})
-    endforeach()
-  endif()
 
   file(WRITE ${WORK}/hots/CMakeLists.txt
     "cmake_minimum_required(VERSION 3.25)\nproject(hots LANGUAGES CXX)\nfind_package(moe REQUIRED COMPONENTS hots)\n")
@@ -68,9 +73,8 @@ if(ONLY STREQUAL "host")
      NOT said MATCHES "share/cmake/moe/moeConfig.cmake, version: ${VERSION}")
     message(FATAL_ERROR "find_package(moe 99) is not refused with the version that was found, ${VERSION}: ${said}")
   endif()
-endif()
-if(ONLY STREQUAL "cuda")
-  file(COPY ${CUDA_CONSUMER}/ DESTINATION ${WORK}/cuda_source)
+elseif(ONLY STREQUAL "cuda_consumer")
+  file(COPY ${CMAKE_CURRENT_LIST_DIR}/cuda_consumer/ DESTINATION ${WORK}/cuda_source)
   if(NCCL_PROGRAM)
     run(${docs_blocks} --cuda-block ${WORK}/cuda_source/docs_block.cmake)
     configure_file(${NCCL_PROGRAM} ${WORK}/cuda_source/program.cu COPYONLY)
@@ -87,4 +91,7 @@ if(ONLY STREQUAL "cuda")
   if(EXISTS ${WORK}/cuda/cuda_preset)
     run(${PYTHON} ${CHECK_SYMBOLS} --block --nm ${NM} ${WORK}/cuda/CMakeFiles/cuda_preset.dir/preset.cpp.o)
   endif()
+else()
+  message(FATAL_ERROR "ONLY is ${ONLY}, no test")
 endif()
+file(REMOVE_RECURSE ${WORK}/prefix)  # libmoe and the tool of a build with kernels are large

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-# Targets of a project that are compiled, because that is quick. The others are those of tests/install/consumer.
+# Targets of a project that are compiled, because that is quick. The others are like those of tests/install/model_library.
 BUILT = ("layers_check",)
 
 
@@ -39,7 +39,7 @@ def check_project(project: str, folder: pathlib.Path, arguments) -> str | None:
     folder.mkdir(parents=True)
     for name in ("program.cpp", "export.cpp"):
         (folder / name).write_text("int main() {}\n")
-    shutil.copy(arguments.root / "tests" / "install" / "consumer" / "models.hpp", folder / "layers.hpp")
+    shutil.copy(arguments.root / "tests" / "install" / "model_library" / "models.hpp", folder / "layers.hpp")
     (folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.25)\nproject(page LANGUAGES C CXX)\n{project}")
     problem = run([arguments.cmake, "-G", "Ninja", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={arguments.prefix}",
                    f"-DCMAKE_CXX_COMPILER={arguments.cxx}", *arguments.option], folder)

@@ -16,10 +16,10 @@ BUILD = pathlib.Path(TOOL).resolve().parent.parent
 # What a command starts with, and what runs it.
 ELSEWHERE = {
     "scripts/": "CI itself (scripts/test, scripts/setup); scripts/run and scripts/gpu by hand",
-    "cmake --preset": "CI: the build, install.consumer",
+    "cmake --preset": "CI: the build, install.package",
     "cmake --build --preset": "CI: the build",
     "g++ -std=c++20 -fsyntax-only": "the build compiles the same files",
-    "cc experts.c": "install.consumer (docs_blocks.py)",
+    "cc experts.c": "install.package (docs_blocks.py)",
     "pip install ./python": "python.wheel",
     "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
     "mpirun -n 4 build/gpu/examples/example_expert_parallel_cuda": "example.expert_parallel_cuda.np4, with GPUs",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/export.cpp: the functions of moe.h over the consumer's model library, for a shared library.
+// tests/install/model_library/export.cpp: the functions of moe.h over the consumer's model library, for a shared library.
 #include <consumer_models.hpp>
 #include <moe/c/export.hpp>
 

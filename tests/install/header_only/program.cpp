@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/consumer.cpp: includes the installed headers and uses one of them. MPI is not included even if it is available.
+// tests/install/header_only/program.cpp: includes the installed headers and uses one of them. MPI is not included even if it is available.
 #include <moe/moe.hpp>
 
 #ifdef MPI_VERSION

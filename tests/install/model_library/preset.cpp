@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/preset.cpp: links a block of a preset, and shows what it would hold.
+// tests/install/model_library/preset.cpp: links a block of a preset, and shows what it would hold.
 #include <cstdio>
 #include <cstdlib>
 #include <olmoe.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/model.cpp: runs a layer of the consumer's model library: relu²(16) in 8 columns, summed.
+// tests/install/model_library/model.cpp: runs a layer of the consumer's model library: relu²(16) in 8 columns, summed.
 #include <moe/comm/self.hpp>
 
 #include <consumer_models.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/archetypes.cpp: a layer of the installed archetypes, with a router of the user's own.
+// tests/install/header_only/archetypes.cpp: a layer of the installed archetypes, with a router of the user's own.
 #include <moe/archetypes.hpp>
 
 struct MyRouter : moe::archetypes::ArchetypeRouter<> {

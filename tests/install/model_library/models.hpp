@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/models.hpp: the composition of the consumer's model library.
+// tests/install/model_library/models.hpp: the composition of the consumer's model library.
 #pragma once
 
 #include <moe/activation/activation.hpp>
