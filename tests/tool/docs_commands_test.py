@@ -1,44 +1,33 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs the commands that README.md and docs/*.md show for a built tree, as a reader would type them, and demands exit code 0. Indented
-code of these pages is shell. Commands that build or install are run by other tests, which ELSEWHERE names."""
+code of these pages is shell. Commands that build or install are run elsewhere, as ELSEWHERE says: scripts/test --all runs
+as_printed.py."""
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
 
+from page_commands import commands
 from tool import ENVIRONMENT, TOOL
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(TOOL).resolve().parent.parent
 # What a command starts with, and what runs it.
 ELSEWHERE = {
-    "scripts/": "CI itself (scripts/test, scripts/setup); scripts/run and scripts/gpu by hand",
-    "cmake --preset": "CI: the build, install.package",
+    "scripts/": "CI itself (scripts/test, scripts/setup); as_printed.py (scripts/run); scripts/gpu by hand",
+    "cmake --preset host": "CI: the build",
+    "cmake --preset release": "as_printed.py",
     "cmake --build --preset": "CI: the build",
     "g++ -std=c++20 -fsyntax-only": "the build compiles the same files",
-    "cc experts.c": "install.package (docs_blocks.py)",
-    "pip install ./python": "python.wheel",
+    "cc experts.c": "install.package (docs_blocks.py), as_printed.py",
+    "pip install ./python": "as_printed.py",
     "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
     "mpirun -n 4 build/gpu/examples/example_expert_parallel_cuda": "example.expert_parallel_cuda.np4, with GPUs",
     "mpirun -n 4 build/gpu/examples/example_deepseek_block_cuda": "example.deepseek_block_cuda.np4, with GPUs",
     "mpirun -n 4 build/gpu/examples/example_data_parallel_decode_cuda": "example.data_parallel_decode_cuda.np4, with GPUs",
 }
-
-
-def commands(page: pathlib.Path) -> list[str]:
-    """The lines of its indented code, continued lines joined, comments cut off."""
-    lines, fenced, indented, before = [], False, False, ""
-    for line in page.read_text().splitlines():
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        indented = not fenced and line.startswith("    ") and (indented or not before.strip())
-        if indented:
-            lines.append(re.split(r"(?:^|\s)#(?:\s|$)", line.strip())[0].strip())
-        before = line
-    return [command for command in "\n".join(lines).replace("\\\n", " ").splitlines() if command]
 
 
 def run(command: str, folder: str) -> str | None:
