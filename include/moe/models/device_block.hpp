@@ -18,6 +18,7 @@
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/product_choices.hpp"
 #include "moe/runner/device/row_kernels.hpp"
 #include "moe/runner/runner.hpp"
 
@@ -78,7 +79,7 @@ template <class Parts>
 struct DeviceBlockOptions {
   /// Up to this many rows the shared experts run on a side stream beside the routed ones, unless the backend exchanges rows in one call
   /// (one_sided, two_sided): the same bits. 0: never.
-  std::int64_t shared_overlap_rows = 256;
+  std::int64_t shared_overlap_rows = runner::device::kProductChoices.shared_beside_rows;
   bool overlap_shared = true;  ///< as the runner's
   /// E_UNSUPPORTED if the experts would emulate the quantisation on this device (facts::support_on()).
   bool refuse_emulation = false;

@@ -22,6 +22,7 @@
 #include "moe/models/shared_store.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/runner/device/product_choices.hpp"
 #include "moe/runner/runner.hpp"
 
 namespace moe {
@@ -50,8 +51,8 @@ class LoadedRunner {
     int threads = 0;                      ///< that read in the host space; 0: all
     io::LoadProgress progress{};          ///< called while experts are read
     /// Whether shared experts that the checkpoint stores in the runner's scheme are computed in it, where their policy can (Stored), from
-    /// half the bytes or less; false: dense, which was faster where it was measured.
-    bool shared_in_scheme = false;
+    /// half the bytes or less; else they are dense, which was faster where it was measured.
+    bool shared_in_scheme = runner::device::kProductChoices.shared_in_scheme;
   };
 
   /// Collective over `group`. Reads config.json, the weights around the experts and this rank's experts, and constructs the runner. E_ARG

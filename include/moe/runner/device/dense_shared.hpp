@@ -13,6 +13,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/product_choices.hpp"
 #include "moe/runner/device/side_stream.hpp"
 #include "moe/runner/shared_experts.hpp"
 
@@ -70,7 +71,7 @@ struct Dense {
   static constexpr bool kAbsent = false;
   struct Params : Separate<void, WeightT>::Params {
     /// Up to this many rows run on a side stream, from run() to output(), beside the routed experts: the same bits. 0: never.
-    std::int64_t overlap_rows = 256;
+    std::int64_t overlap_rows = device::kProductChoices.shared_beside_rows;
   };
   static SharedOutput output_of(Params const& p) { return p.count == 0 ? SharedOutput::none : p.sharding; }
 

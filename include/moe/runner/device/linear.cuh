@@ -17,6 +17,7 @@
 #include "moe/runner/device/blas_lt.hpp"
 #include "moe/runner/device/exact_weights.hpp"
 #include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/product_choices.hpp"
 #include "moe/runner/device/small_product.cuh"
 
 namespace moe::runner {
@@ -111,8 +112,8 @@ void Linear<space::cuda, Weight, Act, Out>::apply(Rows<Act const> x, Rows<Out> y
   }
   if (rows == 0 || n == 0) return;
   if constexpr (kBlas) {
-    bool const gate = std::is_same_v<Out, float> && sums_ == Sums::blocked && device::prefers_small_product(rows, n);
-    if (product_ != nullptr && !gate) {
+    bool const own = device::prefers_small_product(sums_, std::is_same_v<Out, float>, rows, n);
+    if (product_ != nullptr && !own) {
       product_->apply(x, y, stream);
       return;
     }

@@ -19,10 +19,6 @@ namespace device {
 template <class In, class Out>
 class BlasLtProduct;
 
-/// Whether a product whose sums may depend on the number of rows runs in the library's kernel although cuBLASLt could run it. Measured on
-/// an H200, hidden 7168 and 256 float32 outputs: 4.7 to 5.9 us for 1 to 32 rows, cuBLASLt 7.1 to 7.5; from 64 rows on cuBLASLt is faster.
-constexpr bool prefers_small_product(std::int64_t rows, std::int64_t n) { return rows <= 32 && n <= 512; }
-
 }  // namespace device
 
 /// y [M, N] = x [M, K] · wᵀ (+ bias), summed in float32. Weights of the rows' type: cuBLASLt, for Sums::per_row with one algorithm for any
