@@ -76,6 +76,12 @@ CASES = {
         (["--worker", "0"], "--worker ", "--workers"),
     ],
     "runner_overlap_bench": [(["many"], "blocks", "many")],
+    "runner_products_bench": [
+        (["--shapes", "latent,qwen4"], "qwen4", "shared-qwen3-next"),
+        (["--rows", "1,many"], "--rows", "many"),
+        (["--row", "1"], "--row ", "--rows"),
+        (["--json"], "--json has no value"),
+    ],
     "tune": [(["-", "fp4"], "fp4", "int8_row")],
 }
 
