@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/python/test_type_checker.py: mypy on a user's program: right calls have the types that they state, wrong ones are errors.
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -7,7 +8,10 @@ import sys
 
 import pytest
 
-pytest.importorskip("mypy", reason="mypy is not installed")
+try:
+    importlib.metadata.version("mypy")  # pip writes it last: without it an installation was interrupted
+except importlib.metadata.PackageNotFoundError:
+    pytest.skip("mypy is not installed", allow_module_level=True)
 PROGRAM = pathlib.Path(__file__).resolve().with_name("typed_program.py")
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 
