@@ -26,4 +26,7 @@ function(moe_add_config_check name)
   file(CONFIGURE OUTPUT ${source} CONTENT "${text}" @ONLY)
   add_library(${name} OBJECT ${source})
   target_link_libraries(${name} PRIVATE moe::moe)
+  if(TARGET moe::mpi AND TARGET MPI::MPI_CXX)  # a header of a composition over MPI includes mpi.h
+    target_link_libraries(${name} PRIVATE moe::mpi)
+  endif()
 endfunction()

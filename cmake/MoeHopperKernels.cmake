@@ -20,6 +20,7 @@ function(moe_add_hopper_kernels name)
   set(kernels)
   file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/contiguous_layer.cuh>\n" @ONLY)
   foreach(instance IN LISTS ARGN)
+    _moe_expect_hopper_instance(${name} "${instance}")
     separate_arguments(parts UNIX_COMMAND "${instance}")
     list(GET parts 0 scheme)
     list(GET parts 1 activation)
@@ -45,6 +46,17 @@ function(moe_add_hopper_kernels name)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)  # it may go into a shared library
   target_link_libraries(${name} PUBLIC moe::cuda)
   moe_cuda_architectures(${name} HOPPER)
+endfunction()
+
+# Stops where an instance is not two words that are known: nvcc's error would name neither this call nor what is known.
+function(_moe_expect_hopper_instance name instance)
+  set(activations "FastSilu|AnyActivation|FixedActivation<.+>")
+  if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row) (${activations})|\
+w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
+    message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: \"<bf16|f16|fp8_block|fp8_row|int8_row> "
+      "<${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8>\", "
+      "\"w4a8 <mxfp4|int4|int4_zero|int4_32|int4_32_zero>\"")
+  endif()
 endfunction()
 
 # _moe_hopper_kernel_texts(kernels layer scheme activation): the sources that instantiate the kernels of one instance, with | for ;, and the

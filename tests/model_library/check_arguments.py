@@ -49,6 +49,8 @@ REFUSED = [
      "project(small LANGUAGES CXX CUDA), or call enable_language(CUDA) before find_package(moe)"),
     (f"{EXPLICIT} CUDA)", "moe_add_model_library(name CUDA): needs the CUDA language"),
     ('moe_add_hopper_kernels(name "bf16 FastSilu")', "moe_add_hopper_kernels(name): needs the CUDA language"),
+    *((f'{PRETEND}moe_add_hopper_kernels(name "{instance}")', f'moe_add_hopper_kernels(name): not known: "{instance}", known: "<bf16|')
+      for instance in ("fp9 FastSilu", "bf16 FastSwish", "bf16", "fp8_block FastSilu AnyActivation", "w4a16 int3", "w4a8 nvfp4")),
     (f"{PRETEND}{QWEN} SPACE cuda BACKENDS low_latency QUANTIZATIONS none int8_per_token)",
      "BACKENDS low_latency cannot carry QUANTIZATIONS int8_per_token in SPACE cuda, it carries: " + CARRIED +
      ". Others need a library of their own with no_expert_parallel or all_to_all_v"),

@@ -76,7 +76,8 @@ def policies(rows):
             lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
         out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)
         if kind == "router":
-            out += ["A layer in the CUDA space also needs `moe/routing/device/route.cuh`.", ""]
+            out += ["A layer in the CUDA space also needs `moe/routing/device/route.cuh`. The field `router` of a layer's parameters is "
+                    "the type's `Params`,", "which its header describes.", ""]
     return out
 
 
