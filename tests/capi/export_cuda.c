@@ -18,6 +18,15 @@ static DLTensor array(const struct export_cuda_call* call, void* data, DLDataTyp
   return t;
 }
 
+void export_cuda_router(moe_router_config* router) {
+  router->scoring = "sigmoid";
+  router->renorm = "sum";
+  router->num_expert_group = 4;
+  router->topk_group = 2;
+  router->group_score = "top2_sum";
+  router->routed_scaling_factor = 2.5F;
+}
+
 static moe_status create(const struct export_cuda_call* call, moe_group_t group, moe_runner_t* runner) {
   int64_t shape13[] = {call->num_experts, 2 * call->intermediate_size, call->hidden_size};
   int64_t shape2[] = {call->num_experts, call->hidden_size, call->intermediate_size};
@@ -29,12 +38,7 @@ static moe_status create(const struct export_cuda_call* call, moe_group_t group,
   moe_runner_config config = MOE_RUNNER_CONFIG_INIT;
   weights.w13 = &w13;
   weights.w2 = &w2;
-  router.scoring = "sigmoid";
-  router.renorm = "sum";
-  router.num_expert_group = 4;
-  router.topk_group = 2;
-  router.group_score = "top2_sum";
-  router.routed_scaling_factor = 2.5F;
+  export_cuda_router(&router);
   router.correction_bias = &bias;
   config.hidden = call->hidden_size;
   config.intermediate = call->intermediate_size;

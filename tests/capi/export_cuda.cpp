@@ -139,11 +139,7 @@ struct Asked {
     w13.tensor().device = w2.tensor().device = {kDLCUDA, 0};
     weights.w13 = &w13;
     weights.w2 = &w2;
-    router.scoring = "sigmoid";
-    router.renorm = "sum";
-    router.num_expert_group = 4;
-    router.topk_group = 2;
-    router.group_score = "top2_sum";
+    export_cuda_router(&router);
     config.hidden = kSizes.hidden;
     config.intermediate = kSizes.intermediate;
     config.num_experts = static_cast<std::int32_t>(kSizes.experts);

@@ -26,6 +26,8 @@ struct export_cuda_call {
   moe_runner_info info;  /* written */
 };
 
+/* Sets what the layers of the library fix of their router. */
+void export_cuda_router(moe_router_config* router);
 /* Creates group and runner, calls both forward functions, waits, destroys both. The first status that is not MOE_OK. */
 moe_status export_cuda_run(struct export_cuda_call* call);
 
