@@ -247,13 +247,14 @@ __global__ void __launch_bounds__(32 * kSmallProductWarps) small_product_kernel(
       }
       auto const x_top = detail::split(a[d]);
       auto const x_bottom = detail::split(b[d]);
-#pragma unroll
-      for (int j = 0; j < ColTiles; ++j) detail::multiply_octets(x_top, x_bottom, detail::split(c[d][j]), sums.acc[j]);
       int const col = step + kAhead < end ? (step + kAhead) * kSmallProductDepth + lane_col : p.k;
       a[d] = detail::load_octet<Wide>(top, col, p.k);
       b[d] = detail::load_octet<Wide>(bottom, col, p.k);
 #pragma unroll
-      for (int j = 0; j < ColTiles; ++j) c[d][j] = detail::load_octet<Wide>(w[j], col, p.k);
+      for (int j = 0; j < ColTiles; ++j) {
+        detail::multiply_octets(x_top, x_bottom, detail::split(c[d][j]), sums.acc[j]);
+        c[d][j] = detail::load_octet<Wide>(w[j], col, p.k);
+      }
     }
   }
   while (piece < RowTiles) sums.close(piece++);
