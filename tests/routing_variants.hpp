@@ -43,7 +43,7 @@ TEST(Routing, PerExpertScaleComesLast) {
   expect_row(route(c, kTable), {0, 1}, {2 * 0.731059, 3 * 0.268941}, 3e-6);
 }
 
-TEST(Routing, HashTableChoosesAndScoresWeigh) {
+TEST(Routing, HashTableChoosesAndScoresAreWeights) {
   std::vector<std::int64_t> const table{3, 1, 0, 0, 2, 9};
   RouterConfig c = plain(4, 2, Scoring::sqrtsoftplus, Renorm::sum);
   c.selection = Selection::hash_table;

@@ -322,7 +322,7 @@ TEST(CudaLayer, RoutingOfTheCaller) {
   expect_reported(text("topk_ids[5, 2]: ", wide[5 * kTopK + 2], " is out of range [-1, 16)"));
   EXPECT_EQ(device.layer().counters().invalid_slots, 4);
 
-  // Padding is not judged, whether the host or only the device knows where it begins.
+  // Padding is not checked, whether the host or only the device knows where it begins.
   bad_ids = ids;
   std::fill(bad_ids.begin() + 10 * kTopK, bad_ids.end(), 1000);
   (void)device.forward_routed(kMaxTokens, bad_ids, weights, {.num_valid_rows = 10});

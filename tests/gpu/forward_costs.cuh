@@ -44,15 +44,15 @@ bool allocates_on_device(Call const& call) {
   return refused;
 }
 
-/// What a forward calls that a capturing thread must not. Then device memory is judged by whether the free memory changes, and no other
+/// What a forward calls that a capturing thread must not. Then the check of device memory is whether the free memory changes, and no other
 /// process may use the GPU.
 struct ForwardCalls {
-  bool nccl = false;            ///< NCCL, whose memory on the host is not judged either
+  bool nccl = false;            ///< NCCL, whose memory on the host is not counted either
   bool queries_events = false;  ///< cudaEventQuery()
 };
 
 /// Calls forward(), which enqueues in `stream`, while the stream is held: it returns before the device goes on and allocates neither host
-/// memory nor device memory. Prints what it takes on the host: the least of ten calls. The first calls are not judged.
+/// memory nor device memory. Prints what it takes on the host: the least of ten calls. The first calls do not count.
 template <class Forward>
 void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& forward, ForwardCalls calls = {}) {
   for (int i = 0; i < 2; ++i) forward();

@@ -72,7 +72,7 @@ template __global__ void hide_rows(RoundView, WireRow<Layer, None>, std::int64_t
 
 namespace moe::detail {
 template __global__ void open_round(RoundView, RoundOpening);
-template __global__ void judge_round(RoundView, RoundLayout, std::int64_t, bool);
+template __global__ void check_round_headers(RoundView, RoundLayout, std::int64_t, bool);
 template __global__ void sum_partial_rows(RoundView, PartialRows<bf16>, std::int64_t, std::int64_t, bf16*, std::int64_t);
 template __global__ void sum_partial_rows(RoundView, PartialRows<float>, std::int64_t, std::int64_t, bf16*, std::int64_t);
 template __global__ void pack_rows(PackRowsArgs<Layer, None>);

@@ -250,7 +250,7 @@ TEST_F(RunnerCases, ForwardWhileWeightsMove) {
   refuses(cut);
 }
 
-// With the routing of a forward before, a caller gets its bits, its counts, and in chunks the same; kernels judge an invalid slot.
+// With the routing of a forward before, a caller gets its bits, its counts, and in chunks the same; kernels find an invalid slot.
 TEST_F(RunnerCases, RoutedByTheCaller) {
   using Whole = Runner<Layer, Plain>;
   using Cut = Runner<Layer, Chunked>;
@@ -259,14 +259,14 @@ TEST_F(RunnerCases, RoutedByTheCaller) {
   std::vector<float> const want = run(whole, kMost);
   std::vector<std::int32_t> const slots_of_forward = counts();
   std::vector<std::int32_t> chosen(kMost * kTopK);
-  std::vector<float> weighed(chosen.size());
+  std::vector<float> chosen_weights(chosen.size());
   Memory<Cuda>::copy_to_host(chosen.data(), whole.topk_ids().data_handle(), chosen.size() * sizeof(std::int32_t));
-  Memory<Cuda>::copy_to_host(weighed.data(), whole.topk_weights().data_handle(), weighed.size() * sizeof(float));
+  Memory<Cuda>::copy_to_host(chosen_weights.data(), whole.topk_weights().data_handle(), chosen_weights.size() * sizeof(float));
   std::vector<std::int64_t> const wide(chosen.begin(), chosen.end());
   DeviceBuffer<std::int64_t> ids(kMost * kTopK);
   DeviceBuffer<float> weights(kMost * kTopK);
   ids.copy_from_host(wide.data());
-  weights.copy_from_host(weighed.data());
+  weights.copy_from_host(chosen_weights.data());
   EXPECT_EQ(run_routed(whole, kMost, ids, weights), want);
   EXPECT_EQ(counts(), slots_of_forward);
   EXPECT_EQ(run_routed(cut, kMost, ids, weights), want);

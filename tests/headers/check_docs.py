@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every fenced block is run by a
 test or marked as an excerpt, every link has a target, no line has more than 140 columns and no paragraph more than six lines, sources that
-pages name exist (changelog and logs aside), sections of docs/semantics that comments name exist, and docs/errors.md has exactly the codes
-of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. The examples of CODE_LINES and
-FILE_LINES are no longer than their bounds. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format
-keeps the lines of C++. --write copies the files into the blocks that name them."""
+pages name exist (changelog and logs aside), tests that pages name exist, files, functions and sections of docs/semantics that comments name
+exist, the times of models/preset_choice.hpp are those of docs/log/hopper.md, and docs/errors.md has exactly the codes of core/error.hpp and
+the rules of the code, each with a program of tests/compile_fail that breaks it. The examples of CODE_LINES and FILE_LINES are no longer
+than their bounds. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format keeps the lines of C++.
+--write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -102,35 +103,65 @@ def sizes(name: str, text: str) -> list[str]:
 
 
 def is_code(path: pathlib.Path) -> bool:
-    """Whether code_form() judges this file."""
+    """Whether code_form() checks this file."""
     return path.suffix in (".py", ".cmake") or path.name == "CMakeLists.txt" or (path.parent.name == "scripts" and not path.suffix)
 
 
+def other_times(choices: str, table: str, names: dict[str, str]) -> list[str]:
+    """Presets (struct names to model names) whose times in a comment, marked (H100), are not those of the model's row in the table."""
+    problems = [] if "(H100)" in choices else ["no time is marked (H100)"]
+    for times, preset in re.findall(r"((?:///[^\n]*\n)+)template <>\nstruct PresetChoice<(\w+)>", choices):
+        found = re.search(r"([\d.]+) us for 64 tokens, ([\d.]+) for 16384 \(H100\)", re.sub(r"\n/// ?", " ", times))
+        row = re.search(rf"^\| {re.escape(names[preset])}[,| ][^|]*\|[^|]*\| ([\d.]+) \|[^|]*\| ([\d.]+) \|", table, re.M)
+        if found and (not row or found.groups() != row.groups()):
+            problems.append(f"{preset}: {found.groups()} us, in the table {row and row.groups()}")
+    return problems
+
+
+def unknown_names(text: str, words: set[str], sources: list[str]) -> list[str]:
+    """Files (folder/file.hpp) that no source ends with and functions (name()) that are no word of the code, in the comments of C++."""
+    comments = " ".join(re.findall(r"//[^\n]*", text))
+    files = re.findall(r"(?<![\w/.-])(?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:hpp|cuh|cpp|cu)\b", comments)
+    calls = re.findall(r"\b(?!cuda|nccl|cublas|omp_)[a-z]\w+(?=\(\))", comments)
+    return [*(name for name in sorted(set(files)) if not any(source.endswith("/" + name) for source in sources)),
+            *(f"{name}()" for name in sorted(set(calls) - words))]
+
+
 def check_form() -> list[str]:
-    """Whether form() and code_form() see what they are for."""
+    """Whether the functions above see what they are for."""
     paragraph = "word\n" * 7
     seen = [bool(form(text)) for text in ("x" * 141, "ä" * 140, paragraph, paragraph[5:], "```\n" + "x" * 200 + "\n" + paragraph + "```",
                                           "* item\n" + "  word\n" * 6, "https://" + "x" * 140)]
     problems = []
     if seen != [True, False, True, False, False, True, False]:
-        problems.append(f"check_docs.py: form() judges its examples wrongly: {seen}")
+        problems.append(f"check_docs.py: form() gets its examples wrong: {seen}")
     comment = "# word\n" * 7
     seen = [bool(unrun_blocks(page, text)) for page, text in (
         ("c.md", "```c\nint x;\n```"), ("c.md", "<!-- examples/a.c -->\n```c\n```"), ("c.md", "<!-- excerpt: a call -->\n```c\n```"),
         ("c.md", "```cmake\n```"), ("python.md", "```python\n```"), ("c.md", "```python\n```"), ("README.md", "```cpp\n```"),
         ("README.md", "```cpp\n```\n```cpp\n```"), ("README.md", "```\n```"))]
     if seen != [True, False, False, False, False, True, False, True, True]:
-        problems.append(f"check_docs.py: unrun_blocks() judges its examples wrongly: {seen}")
+        problems.append(f"check_docs.py: unrun_blocks() gets its examples wrong: {seen}")
     seen = [bool(code_form(text)) for text in ("x" * 141, "x" * 140, comment, comment[7:], "  # word\n" * 7, "#   word\n" * 7,
                                                comment[7:] + "#\n" + comment[7:], "# https://" + "x" * 140)]
     if seen != [True, False, True, False, True, False, False, False]:
-        problems.append(f"check_docs.py: code_form() judges its examples wrongly: {seen}")
+        problems.append(f"check_docs.py: code_form() gets its examples wrong: {seen}")
     seen = [bool(sizes(name, text)) for name, text in (
         ("examples/load_block.cpp", "a;\n" * 26), ("examples/load_block.cpp", "a;\n" * 25 + "  // b\n\n" * 50),
         ("examples/expert_parallel_cuda.cu", "a;\n" * 60 + "\n"), ("examples/expert_parallel_cuda.cu", "a;\n" * 60),
         ("examples/deepseek_block_cuda.cu", "a;\n" * 41), ("examples/a.cpp", "a;\n" * 100))]
     if seen != [True, False, True, False, True, False]:
-        problems.append(f"check_docs.py: sizes() judges its examples wrongly: {seen}")
+        problems.append(f"check_docs.py: sizes() gets its examples wrong: {seen}")
+    row = "| Model-1, one rank | bf16 | 51.7 | 1954 | 932 | 443 |\n"
+    seen = [bool(other_times(f"/// 2 GB. Experts {times} (H100).\ntemplate <>\nstruct PresetChoice<Model_1>", row, {"Model_1": "Model-1"}))
+            for times in ("51.7 us for 64 tokens, 932 for 16384", "51.8 us for 64 tokens, 932 for 16384",
+                          "51.7 us for 64 tokens, 443 for 16384")]
+    if seen != [False, True, True]:
+        problems.append(f"check_docs.py: other_times() gets its examples wrong: {seen}")
+    seen = [unknown_names(text, {"call"}, ["/include/moe/a/b.hpp"]) for text in (
+        "// a/b.hpp, call() and cudaFree()", "int gone();  // ../c.hpp, X.hpp, a/X.hpp", "// gone(), moe/a/b.hpp", "/// a/c.cuh")]
+    if seen != [[], [], ["gone()"], ["a/c.cuh"]]:
+        problems.append(f"check_docs.py: unknown_names() gets its examples wrong: {seen}")
     return problems
 
 
@@ -214,6 +245,26 @@ def main() -> int:
         for name in sorted(set(re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:hpp|cuh|cpp|cu|py))`", document.read_text()))):
             if not any(source.endswith("/" + name) for source in sources):
                 problems.append(f"{document.relative_to(root)}: no source ends with {name}")
+
+    # "unit.routing_test" of a page: tests/unit/routing_test.* or a name in CMake.
+    cmake = "\n".join(path.read_text() for path in code if path.name == "CMakeLists.txt" or path.suffix == ".cmake")
+    for document in [*sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "semantics").glob("*.md"))]:
+        for label, name in sorted(set(re.findall(r"(?<![\w./])(unit|golden|mpi|gpu|multigpu|tool|headers)\.([a-z]\w*[a-z0-9])(?![\w{])",
+                                                 document.read_text()))):
+            if not any(f"/{name}." in source for source in sources) and not re.search(rf"\b{name}\b", cmake):
+                problems.append(f"{document.relative_to(root)}: no test {label}.{name}")
+
+    # Files and functions that comments of the headers name.
+    headers = sorted([*root.glob("include/**/*.hpp"), *root.glob("include/**/*.cuh")])
+    cpp = [path for path in code if path.suffix in (".hpp", ".cuh", ".cpp", ".cu", ".h", ".c")]
+    words = set(re.findall(r"\w+", "\n".join(re.sub(r"//[^\n]*", "", path.read_text()) for path in cpp)))
+    for header in headers:
+        problems += [f"{header.relative_to(root)}: a comment names {name}, which does not exist"
+                     for name in unknown_names(header.read_text(), words, sources)]
+    models = "\n".join(path.read_text() for path in (root / "include/moe/models").glob("*.hpp"))
+    names = dict(re.findall(r"struct (\w+) : \w+ \{\n  static constexpr char const\* kName = \"([^\"]+)\"", models))
+    problems += [f"models/preset_choice.hpp: {problem}, docs/log/hopper.md#presets" for problem in other_times(
+        (root / "include/moe/models/preset_choice.hpp").read_text(), (root / "docs/log/hopper.md").read_text(), names)]
 
     # "docs/semantics/exchange.md §8.2, §9" of a comment, also over the end of a line, names sections that are there.
     pages = (root / "docs" / "semantics").glob("*.md")

@@ -136,8 +136,8 @@ class DualBatch : public testing::Test {
     auto const* const ids = runner.topk_ids().data_handle();
     auto const* const weights = runner.topk_weights().data_handle();
     std::vector<std::int64_t> const given(ids, ids + m * kTopK);
-    std::vector<float> const weighed(weights, weights + m * kTopK);
-    runner.forward_routed(make_rows(x.data(), m, kHidden), make_rows(given.data(), m, kTopK), make_rows(weighed.data(), m, kTopK),
+    std::vector<float> const chosen_weights(weights, weights + m * kTopK);
+    runner.forward_routed(make_rows(x.data(), m, kHidden), make_rows(given.data(), m, kTopK), make_rows(chosen_weights.data(), m, kTopK),
                           make_rows(out.data(), m, kHidden), ForwardOptions{}, HostStream{}, probe);
     return probe.halves;
   }

@@ -111,7 +111,7 @@ Finding other(Role const& role, std::string const& what) {
   return kOther;
 }
 /// Of the error that a survivor got.
-Finding judge(Role const& role, TransportError const& e, int victim, Clock::duration took) {
+Finding check_error(Role const& role, TransportError const& e, int victim, Clock::duration took) {
   reached(role, text("told after ", std::chrono::duration_cast<milliseconds>(took).count(), " ms: ", e.what()).c_str());
   if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return kWrongCode;
   if (e.peer() != victim) return kWrongPeer;
@@ -212,7 +212,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
     return kNoFailure;
   } catch (TransportError const& e) {
     told = Clock::now();
-    return judge(role, e, victim, told - start);
+    return check_error(role, e, victim, told - start);
   } catch (Error const& e) {
     other(role, e.what());
     return kWrongCode;
@@ -439,7 +439,7 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
     }
   } catch (TransportError const& e) {
     told = Clock::now();
-    Finding const found = judge(role, e, kVictim, told - start);
+    Finding const found = check_error(role, e, kVictim, told - start);
     maps = serving.balancer.maps();
     leave();
     return found;

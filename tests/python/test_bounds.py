@@ -23,7 +23,7 @@ def out_of_range(name, value):
 
 @pytest.mark.parametrize("value", WIDE)
 @pytest.mark.parametrize("name", ["topk", "num_experts", "num_threads", "weight_on_input", "log"])
-def test_settings_of_a_runner_are_judged_before_they_are_narrowed(name, value):
+def test_settings_of_a_runner_are_checked_before_they_are_narrowed(name, value):
     with out_of_range(f"runner.{name}", value):
         runner_of(Layer(), **{name: value})
 

@@ -87,7 +87,7 @@ def test_torch_compile_with_cuda_graphs():
     assert sum(len(entry.runners) for entry in _experts._cache.values() if entry.references[0]() is block.w13) == 1
 
 
-def test_ids_of_int64_are_judged_before_they_are_narrowed():
+def test_ids_of_int64_are_checked_before_they_are_narrowed():
     layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
     assert ids.dtype == torch.int64
     runner = moe.Runner(w13, w2, topk=2, max_tokens=64)

@@ -32,7 +32,7 @@ def test_ids_and_weights_of_other_dtypes(dtype):
 
 
 @pytest.mark.parametrize("bad", [6, 2**32, 2**32 + 1, -(2**32), 2**63 - 1])
-def test_ids_are_judged_before_they_are_narrowed(bad):
+def test_ids_are_checked_before_they_are_narrowed(bad):
     layer = Layer()
     ids = layer.ids.astype(np.int64)
     ids[2, 1] = bad

@@ -264,7 +264,7 @@ def disagreement(folder):
 
 
 def outputs(folder):
-    """Outputs that must not be replaced. A router of NaN would be named once weights are read: the output is judged before."""
+    """Outputs that must not be replaced. A router of NaN would be named once weights are read: the output is checked before."""
     copy, checkpoint, pipe, link = folder / "copy.safetensors", folder / "checkpoint", folder / "pipe", folder / "link"
     tensors, metadata = read(BLOCK)
     router = next(name for name in tensors if name.endswith("gate.weight"))

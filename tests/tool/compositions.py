@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/compositions.py: runs one row of `moe list compositions --json` and judges its answer.
+# tests/tool/compositions.py: runs one row of `moe list compositions --json` and checks its answer.
 from tool import DATA, NO_GPU, NOT_HOPPER, moe, read, same_output, values
 
 BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]

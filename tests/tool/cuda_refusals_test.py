@@ -63,7 +63,7 @@ def limits(folder, output):
     yield same_refusal, "8 experts on 3 ranks", block, "pplx", 3
 
 
-def judge(check, name, arguments, backend, ranks):
+def run_check(check, name, arguments, backend, ranks):
     """check(), with a line of what came out."""
     start = time.monotonic()
     case = f"{name}, {backend} on {all_ranks(arguments, ranks) or 1} ranks"
@@ -84,12 +84,12 @@ with tempfile.TemporaryDirectory() as temporary:
     inputs, _ = make(root)
     # The first one says whether there is a GPU. Those with more ranks take longer and begin before the others.
     first, *others = [*weights(inputs, written), *limits(root, written)]
-    found = [judge(*first)]
+    found = [run_check(*first)]
     if isinstance(found[0], NeedsGpu):
         print(f"skipped: {found[0]}")
         sys.exit(77)
     others.sort(key=lambda case: -all_ranks(case[2], case[4]))
-    found += in_parallel([(judge, *case) for case in others], AT_A_TIME)
+    found += in_parallel([(run_check, *case) for case in others], AT_A_TIME)
     problems = [what for what in found if what and not isinstance(what, NeedsGpu)]
     if written.exists():
         problems.append("an output was written")

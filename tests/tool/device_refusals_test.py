@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/device_refusals_test.py: what `--device cuda` refuses before it looks for a GPU, it refuses over windows with the exit code,
-# the code and the words of `--device host`. Programs with and without CUDA judge the input in the same order, so this test runs in any
+# the code and the words of `--device host`. Programs with and without CUDA check the input in the same order, so this test runs in any
 # build, on machines without a GPU too. cuda_refusals_test.py has what is refused later.
 import itertools
 import json
@@ -69,7 +69,7 @@ with tempfile.TemporaryDirectory() as temporary:
     inputs, unchanged = make(root)
     runs = [*files(inputs, written), *options(root, written)]
     problems = [found for found in in_parallel([(same_refusal, *case) for case in runs], 4) if found]
-    problems = [f"the GPU is judged before the input: {found}" if isinstance(found, NeedsGpu) else found for found in problems]
+    problems = [f"the GPU is checked before the input: {found}" if isinstance(found, NeedsGpu) else found for found in problems]
     problems += other_space(written)
     if written.exists() or not unchanged():
         problems.append("a file was written")

@@ -7,7 +7,7 @@ REFERENCE = {"host": ("--experts", "reference"), "cuda": ("--experts", "cuda_ref
 
 
 class NeedsGpu(str):
-    """What the tool says where the device does not suffice for the input to be judged."""
+    """What the tool says where the device does not suffice for the input to be checked."""
 
 
 def with_options(arguments, options):

@@ -133,7 +133,7 @@ TEST(ForwardRouted, IdsOfInt64) {
   expect_error(ErrorCode::argument, "topk_ids[0, 1]: -4294967296 is out of range [-1, 5)", call);
 }
 
-TEST(ForwardRouted, PaddingIsNotJudged) {
+TEST(ForwardRouted, PaddingIsNotChecked) {
   Store const store;
   comm::Self<> self;
   Routed layer(self, store.view(), params<Routed>());

@@ -91,7 +91,7 @@ void work_for(std::chrono::microseconds time) {
 }
 
 /// One token is a few loops of some hundred microseconds, with other work of the caller between them. Helpers must not sleep in between:
-/// a wake-up a loop made one token 15 to 25 % slower. Other processes may take the cores, so the best of many rounds is judged.
+/// a wake-up a loop made one token 15 to 25 % slower. Other processes may take the cores, so the best of many rounds counts.
 TEST(HostPool, HelpersStayAwakeBetweenLoopsOfOneToken) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the thread sanitizer makes a loop take longer than helpers stay awake";

@@ -476,11 +476,11 @@ struct Routing {
   template <class R>
   explicit Routing(R& runner) {
     auto const chosen = runner.topk_ids();
-    auto const weighed = runner.topk_weights();
+    auto const chosen_weights = runner.topk_weights();
     for (std::int64_t t = 0; t < chosen.extent(0); ++t) {
       for (std::int64_t j = 0; j < chosen.extent(1); ++j) {
         ids.push_back(chosen(t, j));
-        weights.push_back(weighed(t, j));
+        weights.push_back(chosen_weights(t, j));
       }
     }
   }
@@ -528,7 +528,7 @@ TEST(Runner, RoutedByTheCallerWithSharedExperts) {
   std::vector<float> out(w.hidden.size());
   runner.forward(rows(w.hidden, kHidden), rows(out, kHidden));
   Routing routing = expect_same_bits(runner, w.hidden, out);
-  // Another choice is another output; padding is not judged.
+  // Another choice is another output; padding is not checked.
   std::swap(routing.weights[0], routing.weights[1]);
   EXPECT_NE(routing.forward(runner, w.hidden), out);
   routing.ids.back() = kExperts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// capi/cuda/kernels/router.cu: the routing kernels of a router that is chosen at run time, and those that judge a caller's routing.
+// capi/cuda/kernels/router.cu: the routing kernels of a router that is chosen at run time, and those that check a caller's routing.
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
 

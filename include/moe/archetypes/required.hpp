@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // archetypes/required.hpp: the smallest type that models each concept of core/contract/. Template parameters are the facts that the
-// composition rules judge, so that a test can break exactly one rule.
+// composition rules check, so that a test can break exactly one rule.
 #pragma once
 
 #include <cstddef>

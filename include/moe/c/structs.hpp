@@ -17,7 +17,8 @@
 namespace moe::c {
 
 /// kSizes: the values of struct_size that a struct has had, ascending. A version that appends members puts the offset of the first of them
-/// before the last entry, which is today's size. kInitial: the initialiser, which says what members are that the caller's version lacks.
+/// before the last entry, which is the present size. kInitial: the initialiser, which says what members are that the caller's version
+/// lacks.
 template <class Struct>
 struct Versions;
 

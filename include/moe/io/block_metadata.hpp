@@ -178,7 +178,7 @@ inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view 
 
 }  // namespace detail
 
-// Longer than 120 lines: the fields of a file in their order, each judged where it is read.
+// Longer than 120 lines: the fields of a file in their order, each checked where it is read.
 /// The description of a block file. E_CONFIG for a missing or invalid field, E_UNSUPPORTED for unknown semantics.
 inline LayerDescription from_block_metadata(Metadata const& map, std::string_view label) {
   using namespace routing;

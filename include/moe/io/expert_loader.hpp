@@ -49,7 +49,7 @@ class ExpertLoader {
 
   /// `reader` is that of the layer `d` describes. E_CONFIG for a stored form that does not become Quant's.
   ExpertLoader(TensorStore const& store, LayerDescription const& d, ExpertReader const& reader, Quant const& quant)
-      : reader_(reader), d_(d), quant_(quant), packed_(store, d.quantization), direct_(judge(store)) {}
+      : reader_(reader), d_(d), quant_(quant), packed_(store, d.quantization), direct_(copies_codes(store)) {}
 
   /// Whether codes are copied as they are stored.
   bool direct() const { return direct_; }
@@ -72,7 +72,7 @@ class ExpertLoader {
       reader_.read(e, w13.data(), w2.data());
       quant_.template quantize_weight<Weight>(w13.data(), rows, h, to.w13, to.w13_scales);
       quant_.template quantize_weight<Weight>(w2.data(), h, i, to.w2, to.w2_scales);
-      auto const judge = [&](bool down, auto const* scales, std::int64_t n, std::int64_t k) {
+      auto const check_scales = [&](bool down, auto const* scales, std::int64_t n, std::int64_t k) {
         std::int64_t const bad = quantization::first_unpackable_scale<Quant>(scales, n, k);
         if (bad < 0) return;
         std::string where = text("expert ", e);
@@ -81,8 +81,8 @@ class ExpertLoader {
         }
         throw Error(ErrorCode::argument, one_line("'", where, "' as ", Quant::kName, ": scale ", bad, " is not finite or out of range"));
       };
-      judge(false, to.w13_scales, rows, h);
-      judge(true, to.w2_scales, h, i);
+      check_scales(false, to.w13_scales, rows, h);
+      check_scales(true, to.w2_scales, h, i);
     }
   }
 
@@ -123,7 +123,7 @@ class ExpertLoader {
   }
 
  private:
-  bool judge(TensorStore const& store) const {
+  bool copies_codes(TensorStore const& store) const {
     std::vector<StoredMatrix> const matrices = reader_.matrices(0);
     reader_.check_shapes(0);
     bool const all = !matrices.empty() && std::ranges::all_of(matrices, [&](StoredMatrix const& m) { return packed_.takes(m); });

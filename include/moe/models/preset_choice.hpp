@@ -26,9 +26,9 @@ struct OneGpu {
   static constexpr BackendOrder kDecode{"no_expert_parallel", "low_latency", "all_to_all_v", "high_throughput"};
   static constexpr BackendOrder kPrefill{"no_expert_parallel", "high_throughput", "all_to_all_v", "low_latency"};
 };
-/// A model that needs several. Decode: low_latency with hopper_masked, prefill: high_throughput with hopper_contiguous, as the benchmark
-/// takes them up to 256 tokens a rank and beyond (docs/log/layers.md: 248 us for 128 tokens a rank of "Flash" on four H200,
-/// all_to_all_v 306; 3368 for 8192, all_to_all_v 3640). The two were not compared with each other at one number of tokens.
+/// A model that needs several. Decode: low_latency with hopper_masked; prefill: high_throughput with hopper_contiguous. "Flash" in fp8 on
+/// four H200 (docs/log/layers.md): 248 us with low_latency for 128 tokens a rank (all_to_all_v 306), 3368 us with high_throughput for 8192
+/// (all_to_all_v 3640). low_latency and high_throughput were not compared with each other at one number of tokens.
 template <class Quant>
 struct SeveralGpus {
   using Quantization = Quant;
@@ -37,9 +37,13 @@ struct SeveralGpus {
 };
 
 /// The choice for Model. Not specialised, as for a model of the user's own: no quantisation, several GPUs. Sizes are of the routed experts
-/// of all layers. Times are of the experts of one layer on one GPU (docs/log/hopper.md) under hopper_contiguous in bf16 or fp8, which reads
-/// its weights at 2 to 3.1 TB/s for 64 tokens on an H100. "By the shape of" names a measured model whose sizes are close, where the model
-/// itself was not measured.
+/// of all layers. "By the shape of" names a measured model whose sizes are close, where the model itself was not measured.
+///
+/// Times are of the experts of one layer on one GPU, with hopper_contiguous unless hopper_w4a16 is named. The tables that they are from:
+///   (H100)                    docs/log/hopper.md, "Presets"; test headers.docs compares each time with it
+///   with a ratio to a floor   docs/log/hopper.md, "bf16" and "fp8, 128×128 weight blocks" (one H200)
+///   hopper_w4a16              docs/log/w4.md, "Times, before 0.2.0" (one H200)
+///   a pair                    dispatch and combine of 128 tokens a rank: docs/log/exchange.md, "LowLatency, HighThroughput" (four H200)
 template <class Model>
 struct PresetChoice : SeveralGpus<quantization::None> {};
 
@@ -108,11 +112,11 @@ struct PresetChoice<DeepSeek_V2_Lite> : OneGpu<quantization::None> {};
 /// 445 GB in bf16. Experts 2219 us for 64 tokens, 7769 for 16384 (H100).
 template <>
 struct PresetChoice<DeepSeek_V2> : SeveralGpus<quantization::None> {};
-/// 654 GB in fp8 blocks, as released. An exchange of 128 tokens a rank takes 63 us a pair; experts of one rank of eight 286 us for 64
-/// tokens (1.06 of the floor), 1545 us for 16384 (1.39).
+/// 654 GB in fp8 blocks, as released. 63.2 us a pair with low_latency; experts of one rank of eight 286 us for 64 tokens (1.06 of the
+/// floor), 1545 us for 16384 (1.39).
 template <>
 struct PresetChoice<DeepSeek_V3> : SeveralGpus<quantization::Fp8Block<>> {};
-/// 147 GB, mxfp4 experts as released. Exchange by the shape of "Flash" (4096, 6 of 256: 35 us a pair); experts by that of gpt-oss-120b.
+/// 147 GB, mxfp4 experts as released. Exchange by the shape of "Flash" (4096, 6 of 256: 34.8 us a pair); experts by that of gpt-oss-120b.
 template <>
 struct PresetChoice<DeepSeek_V4_Flash> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
 /// 822 GB, mxfp4 experts as released. Exchange by the shape of "Pro"; experts by that of gpt-oss-120b.
@@ -121,7 +125,8 @@ struct PresetChoice<DeepSeek_V4_Pro> : SeveralGpus<quantization::Mxfp4W4A16<>> {
 /// 1015 GB in fp8 blocks, as released. Experts 4057 us for 64 tokens, 14730 for 16384 (H100).
 template <>
 struct PresetChoice<Kimi_K2> : SeveralGpus<quantization::Fp8Block<>> {};
-/// 1447 GB, mxfp4 as released. Exchange by the shape of DeepSeek-V4-Flash, experts by that of gpt-oss-120b.
+/// 1447 GB, mxfp4 as released. No measured exchange has 16 choices a token: by "Flash", whose rows are nearly as wide. Experts by the shape
+/// of gpt-oss-120b.
 template <>
 struct PresetChoice<Kimi_K3> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
 /// 672 GB in bf16. Experts 2368 us for 64 tokens, 10479 for 16384 (H100).

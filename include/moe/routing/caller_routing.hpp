@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/caller_routing.hpp: routing that the caller did: ids and weights of a batch are judged and copied into a layer's arrays.
+// routing/caller_routing.hpp: routing that the caller did: ids and weights of a batch are checked and copied into a layer's arrays.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct CallerFault {
 };
 
 /// A view of the ids that the caller chose, [M, k], of int32 or int64. Which one is a value, so that one kernel serves both; ids are read
-/// as int64 and judged before they are narrowed.
+/// as int64 and checked before they are narrowed.
 class GivenIds {
  public:
   GivenIds() = default;
@@ -84,7 +84,7 @@ struct GivenRouting {
 struct CallerRouting {
   GivenIds given_ids;                      ///< [M, k] logical ids; kNoExpert: no expert
   Rows<float const> given_weights;         ///< [M, k]; ignored where there is no expert
-  std::int64_t num_valid_rows = 0;         ///< rows at or past it are padding: not judged, id -1, weight 0
+  std::int64_t num_valid_rows = 0;         ///< rows at or past it are padding: not checked, id -1, weight 0
   std::int32_t const* num_rows = nullptr;  ///< CUDA space: [1] number of valid rows in device memory, or null
   Rows<std::int32_t> topk_ids;             ///< [M, k] out: logical ids
   Rows<float> topk_weights;                ///< [M, k] out
@@ -102,7 +102,7 @@ namespace detail {
 MOE_HD inline bool is_finite(float value) { return (float_bits(value) & 0x7f800000) != 0x7f800000; }
 
 /// The verdict on one slot. `twice`: an earlier slot of the row names the same expert.
-MOE_HD inline SlotFault judge_slot(std::int64_t id, float weight, std::int32_t num_ids, bool twice) {
+MOE_HD inline SlotFault slot_fault(std::int64_t id, float weight, std::int32_t num_ids, bool twice) {
   if (id < kNoExpert || id >= num_ids) return SlotFault::id_out_of_range;
   if (id == kNoExpert) return SlotFault::none;
   if (twice) return SlotFault::id_twice;
@@ -147,25 +147,25 @@ void check_given(Router const& router, GivenIds const& ids, Rows<float const> we
 /// Host space. Throws E_ARG for the first invalid slot of a valid row: an id out of [-1, E + zero experts) or named twice in its row, a
 /// weight that is not finite.
 template <class Router>
-void judge_given(Router const& router, GivenIds const& ids, Rows<float const> weights, std::int64_t num_valid_rows) {
+void check_given_slots(Router const& router, GivenIds const& ids, Rows<float const> weights, std::int64_t num_valid_rows) {
   std::int32_t const num_ids = detail::num_ids(router);
   for (std::int64_t t = 0; t < num_valid_rows; ++t) {
     for (int j = 0; j < router.topk(); ++j) {
       std::int64_t const id = ids(t, j);
       bool twice = false;
       for (int i = 0; i < j; ++i) twice = twice || ids(t, i) == id;
-      SlotFault const fault = detail::judge_slot(id, weights(t, j), num_ids, twice);
+      SlotFault const fault = detail::slot_fault(id, weights(t, j), num_ids, twice);
       if (fault != SlotFault::none) throw detail::fault_error({static_cast<std::int32_t>(fault), j, t, id, num_ids, weights(t, j)});
     }
   }
 }
 
-/// Host space. As judge_given(). Fills topk_ids and topk_weights only if all slots are valid.
+/// Host space. As check_given_slots(). Fills topk_ids and topk_weights only if all slots are valid.
 template <class Router>
 void take_routing(Router const& router, CallerRouting const& c, HostStream) {
   std::int64_t const rows = c.given_ids.extent(0);
   int const k = router.topk();
-  judge_given(router, c.given_ids, c.given_weights, c.num_valid_rows);
+  check_given_slots(router, c.given_ids, c.given_weights, c.num_valid_rows);
   for (std::int64_t t = 0; t < rows; ++t) {
     for (int j = 0; j < k; ++j) {
       std::int32_t const id = t < c.num_valid_rows ? static_cast<std::int32_t>(c.given_ids(t, j)) : kNoExpert;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/sparsemixer.hpp: two argmax picks, each weighed by a softmax over the logits near its maximum (Phi-3.5-MoE).
+// routing/sparsemixer.hpp: two argmax picks, each weighted by a softmax over the logits near its maximum (Phi-3.5-MoE).
 #pragma once
 
 #include "moe/routing/row/row_router.hpp"

@@ -78,8 +78,8 @@ struct Threshold {
   }
 };
 
-/// The threshold that holds unless Params give one, as measured (docs/log/runner.md). Host space: two ranks of one machine. Device: never,
-/// on two H200 and on four H100. Another group or network sets min_rows by its own measurement.
+/// The threshold that holds unless Params give one, as measured (docs/log/runner.md, "Dual batch …"). Host space: two ranks of one machine.
+/// Device: never, on two H200 and on four H100. Another group or network sets min_rows by its own measurement.
 constexpr Threshold default_threshold(SpaceKind space) {
   if (space == SpaceKind::host) {
     return {1024, "from there, on a busy machine, halves took 10 to 16 % less time over MPI and up to 8 % more over windows"};

@@ -54,7 +54,7 @@ class OnHost {
     take(output);
     to_host(options.shared_weights.data_handle(), joint_.data(), static_cast<std::size_t>(options.shared_weights.size()));
   }
-  /// As the layer's, with all arrays in host memory. The host judges the slots: E_ARG for the first invalid one.
+  /// As the layer's, with all arrays in host memory. The host checks the slots: E_ARG for the first invalid one.
   template <class Probe>
   void forward_routed(Rows<float const, Config::hidden> x, routing::GivenIds ids, Rows<float const> weights,
                       Rows<float, Config::hidden> output, ForwardOptions const& options, HostStream, Probe& probe) {

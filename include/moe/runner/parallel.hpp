@@ -68,7 +68,7 @@ class GroupRank {
   CommT& tp() const { return *tp_; }
   bool rows_agree() const { return rows_agree_; }
   /// The words that agree() gathered; rows: this rank's. E_PEER if another rank has an error, E_MISMATCH if rows differ.
-  void judge(std::int64_t rows, std::vector<std::int64_t> const& words) const {
+  void check_words(std::int64_t rows, std::vector<std::int64_t> const& words) const {
     if (rows < 0) return;
     for (std::size_t r = 0; r < words.size(); ++r) {
       if (words[r] < 0) {
@@ -136,7 +136,7 @@ class Group<CommT, space::host> : public GroupRank<CommT> {
   void agree(std::int64_t rows, HostStream = {}) {
     if (moe().tp_size == 1) return;
     this->call("tensor parallel", [&] { this->tp().all_gather(&rows, sizeof rows, words_.data(), HostStream{}); });
-    this->judge(rows, words_);
+    this->check_words(rows, words_);
   }
   /// Collective over the TP group: values become their sum.
   void sum(float* values, std::int64_t n, HostStream = {}) {

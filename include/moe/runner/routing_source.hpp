@@ -63,7 +63,7 @@ struct CallerRows {
   void check(std::int64_t rows, ForwardOptions const& options) const {
     routing::check_given(router, given.ids, given.weights, rows);
     if constexpr (Layer::Space::kKind == SpaceKind::host) {
-      routing::judge_given(router, given.ids, given.weights, options.num_valid_rows < 0 ? rows : options.num_valid_rows);
+      routing::check_given_slots(router, given.ids, given.weights, options.num_valid_rows < 0 ? rows : options.num_valid_rows);
     }
     if (options.token_ids != nullptr) {
       throw Error(ErrorCode::argument, "token_ids: given to forward_routed(), which does not route; only forward() takes it");

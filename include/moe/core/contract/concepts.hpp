@@ -2,7 +2,7 @@
 // core/contract/concepts.hpp: the contracts between a ModularKernel and its policies, and of those with activations, communicators and
 // windows, each in a header of this folder. archetypes.hpp holds the smallest type that models each of them.
 //
-// A policy is a small struct of constexpr facts, which check.hpp judges, and one member template that is the object a layer owns:
+// A policy is a small struct of constexpr facts, which check.hpp checks, and one member template that is the object a layer owns:
 //   Backend::Exchange<Config, Quant, Partial>   moves tokens to the experts and the results back
 //   Experts::Kernel<Config, Quant, Format>      computes the experts of this rank
 // Routers and quantisations are such objects themselves. Each required member is one concept and one sentence; a policy that lacks it gives

@@ -32,7 +32,7 @@ namespace detail {
 template <class Space, class OnHost, class OnDevice>
 using NotIncludedIn = NotIncluded<std::conditional_t<std::same_as<Space, space::host>, OnHost, OnDevice>>;
 
-/// T::Space; the host where the contract, which is judged later or beside it, is not met.
+/// T::Space; the host where the contract, which is checked later or beside it, is not met.
 template <class T>
 struct SpaceOf {
   using type = space::host;

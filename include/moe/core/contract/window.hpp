@@ -81,7 +81,7 @@ using ExchangeWindowContract =
                Verdict<rules::WindowIsOfHost, kOnDevice<W> || WindowIsOfHost<W>, W>,
                Verdict<rules::WindowIsOfDevice, !kOnDevice<W> || WindowIsOfDevice<W>, W>>;
 
-/// W::Comm; W where the contract, which is judged later, is not met.
+/// W::Comm; W where the contract, which is checked later, is not met.
 template <class W>
 struct CommOf {
   using type = W;

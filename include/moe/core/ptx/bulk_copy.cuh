@@ -54,8 +54,8 @@ __device__ inline void fence_bulk() {
 
 // The following are for sm_90 only: `policy` is an L2 cache policy.
 
-/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. It takes 30 % longer if the
-/// target is not 128-byte aligned, and 12 % longer in pieces of 1 KB than in pieces of 2 KB.
+/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. It takes 29 % longer if the
+/// target is not 128-byte aligned, and 12 % longer in pieces of 1 KB than in pieces of 2 KB (docs/log/hopper.md, change 27).
 __device__ inline void bulk_load(void* smem, void const* global, std::uint32_t bytes, std::uint64_t* barrier, std::uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    smem_address(smem)),

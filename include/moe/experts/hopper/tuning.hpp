@@ -17,37 +17,19 @@ struct HandChoice {
   TileChoice tile;
 };
 
-// Clusters and tiles of 96 rows, from sustained runs of one candidate alone (docs/log/hopper.md). If candidates alternate, one that follows
-// smaller tiles, which draw less power, looks up to 6 % faster than its sustained speed. Microseconds: qwen3-30b; gpt-oss; qwen3-235b;
-// mixtral; deepseek.
+// From sustained runs of one candidate alone: docs/log/hopper.md, "Tiles chosen by hand", has the times of every shape.
 inline constexpr HandChoice kHandChoices[] = {
-    // If there are few tiles, K is split only with tiles of 96 rows: mixtral-8x7b: 64 rows: 96 739 160 757; 80 rows: 96 772 160 816
+    // If there are few tiles, K is split only with tiles of 96 rows. mixtral-8x7b, 64 rows: 739 us, with tiles of 160 rows 757.
     {52, {Scheme::bf16, 82, 96, 1}},
-    // In clusters an expert has an even number of tiles.
-    // 192 rows: 160 571 160x2 536; 160 2673 160x2 2466; -; 160 1063 160x2 1016; 160 1087 160x2 1021
-    // 256 rows: 160 668 160x2 640; 160 3059 160x2 2928; 160 2316 160x2 2192; 160 1286 160x2 1227; 160 1260 160x2 1225
-    // 360 rows: 160 1042 160x2 1067; 160 4237 160x2 4402; -; 160 1767 160x2 1794; 160 1807 160x2 1871
+    // In clusters an expert has an even number of tiles. qwen3-30b, 192 rows: 536 us, without clusters 571; 360 rows: 1067, without 1042.
     {160, {Scheme::bf16, 310, 160, 2}},
-    // 512 rows: 160 1246 160x2 1208; 160 5903 160x2 5773; 160 4371 160x2 4216; 160 2416 160x2 2348; 160 2434 160x2 2312
-    // 720 rows: 160 1679 160x2 1694; -; -; 160 3216 160x2 3237; 160 3400 160x2 3409
-    // 1024 rows and more: docs/log/hopper.md, log 32
+    // qwen3-30b, 512 rows: 1208 us, without clusters 1246.
     {440, {Scheme::bf16, kAnyRows, 160, 2}},
-    // fp8_block: tiles of 128 rows, at any number of rows without clusters (log 36)
+    // fp8_block takes tiles of 128 rows without clusters at any number of rows: change 36 on that page.
 };
 
-// One token as matrix-vector products, alone and sustained (hopper_layer_bench), beside the layer kernel. The layer kernel's times up to
-// 199 MB in bf16 and 44 MB in fp8 are of a run of bench/tune.
-// bf16, 75 MB: 37.0 us, as matrix-vector products 24.2 us
-// bf16, 88 MB: 39.8 us, as matrix-vector products 27.7 us
-// bf16, 199 MB: 77.6 us, as matrix-vector products 51.9 us
-// bf16, 301 MB: 89.8 us, as matrix-vector products 75.3 us
-// bf16, 704 MB: 175.5 us, as matrix-vector products 169.3 us
-// fp8_block, 37 MB: 25.7 us, as matrix-vector products 17.9 us
-// fp8_block, 44 MB: 32.6 us, as matrix-vector products 18.1 us
-// fp8_block, 150 MB: 53.6 us, as matrix-vector products 44.9 us
-// fp8_block, 352 MB: 98.3 us, as matrix-vector products 91.9 us
 /// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are taken: 1.5 times those of the largest
-/// shape measured, where they were the faster way.
+/// shape measured, mixtral-8x7b in bf16, 704 MB: 169.3 us, with the layer kernel 175.5 (docs/log/hopper.md, "One token").
 constexpr std::int64_t one_token_bytes(Scheme scheme) { return 528'000'000LL * element_bytes(scheme); }
 
 /// The tile for that many expected rows per expert. A scheme without measurements takes those of one with like tiles: f16 and int8_row

@@ -37,7 +37,7 @@ MOE_HD constexpr bool is_packable(ScaleZero s, DType codes) {
 MOE_HD constexpr bool is_packable_global(float scale) { return scale > 0 && is_packable(scale * 448.0F, DType::e2m1); }
 
 /// The first of the scales of a weight matrix [rows, cols] that is not packable, -1 if all are. Of nvfp4 the global scale is the one behind
-/// the block scales. Schemes that do not state their format are not judged.
+/// the block scales. Schemes that do not state their format are not checked.
 template <class Quant>
 std::int64_t first_unpackable_scale(typename Quant::WeightScale const* scales, std::int64_t rows, std::int64_t cols) {
   if constexpr (facts::states_format<Quant>()) {

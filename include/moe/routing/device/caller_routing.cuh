@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/device/caller_routing.cuh: the kernel that judges, copies and maps routing that the caller did: one warp per row.
+// routing/device/caller_routing.cuh: the kernel that checks, copies and maps routing that the caller did: one warp per row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarp* kCallerRoutingWarps) caller_routing_ker
     auto id = static_cast<std::int32_t>(asked >= 0 && asked < c.num_ids ? asked : kNoExpert);
     unsigned const same = __match_any_sync(0xffffffffU, id >= 0 ? id : -2 - lane);
     bool const twice = (same & ((1U << lane) - 1U)) != 0;
-    SlotFault const fault = judge_slot(asked, weight, c.num_ids, twice);
+    SlotFault const fault = slot_fault(asked, weight, c.num_ids, twice);
     if (fault != SlotFault::none) {
       report_slot(c, fault, t, lane, asked, weight);
       id = kNoExpert;

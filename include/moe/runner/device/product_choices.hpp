@@ -17,11 +17,12 @@ struct ProductChoices {
   std::int64_t shared_beside_rows = 256;
   /// Whether shared experts that a checkpoint stores in the scheme of its experts are computed in it (shared::Stored) rather than dense,
   /// unless the caller says otherwise. It is decided once for all numbers of rows, where the weights are read. On an H200, hidden 7168 and
-  /// one expert of 2048, for 1, 128 and 4096 rows: dense 31, 34 and 523 us, in e4m3 blocks 48, 93 and 535.
+  /// one expert of 2048, for 1, 128 and 4096 rows: dense 31, 34 and 523 us, in e4m3 blocks 48, 93 and 535 ("Ways to compute
+  /// the products of a block").
   bool shared_in_scheme = false;
   /// A product with float32 outputs whose sums may depend on the number of rows runs in the library's kernel (small_product) up to this
-  /// many rows and outputs, although cuBLASLt could run it. On an H200, hidden 7168 and 256 outputs: 4.7 to 5.9 us for 1 to 32 rows,
-  /// cuBLASLt 7.1 to 7.5; from 64 rows on cuBLASLt is faster.
+  /// many rows and outputs, although cuBLASLt could run it. On an H200, hidden 7168 and 256 outputs: 4.8 to 5.9 us for 1 to 32 rows,
+  /// cuBLASLt 7.1 to 7.5; from 64 rows on cuBLASLt is faster ("Gates").
   std::int64_t small_product_rows = 32;
   std::int64_t small_product_outputs = 512;
 };

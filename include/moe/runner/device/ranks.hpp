@@ -145,7 +145,7 @@ class Group<CommT, space::cuda> : public GroupRank<CommT> {
       return;
     }
     this->call("tensor parallel", [&] { gatherer_->gather(rows, words_.data()); });
-    this->judge(rows, words_);
+    this->check_words(rows, words_);
   }
   /// Collective over the TP group: values become their sum. Enqueues.
   template <class T>

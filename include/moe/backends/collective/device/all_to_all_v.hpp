@@ -56,7 +56,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
       }
     } else {
       rounds_.exchange(stream, [](auto&) {});
-      rounds_.judge(RoundCall::dispatch, !refused, stream);
+      rounds_.check_headers(RoundCall::dispatch, !refused, stream);
       rounds_.mark(stream);
       launch_pack(in, stream);  // overlaps with the host's wait
       rounds_.wait();
@@ -97,7 +97,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
           finish_fixed_dispatch(false, stream);
         } else {
           rounds_.exchange(stream, [](auto&) {});
-          rounds_.judge(RoundCall::dispatch, false, stream);
+          rounds_.check_headers(RoundCall::dispatch, false, stream);
         }
       }
       if (fixed_ || rounds_.dispatched()) {
@@ -183,7 +183,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
   }
   void finish_fixed_dispatch(bool record, cudaStream_t stream) {
     rounds_.exchange(stream, [&](auto& group) { move_rows(group, wire_.bytes(), sent_, received_, out_, in_, stream); });
-    rounds_.judge(RoundCall::dispatch, record, stream);
+    rounds_.check_headers(RoundCall::dispatch, record, stream);
     launch_hide(stream);
   }
   void join_combine(moe::detail::RoundOpening const& opening, cudaStream_t stream) {
@@ -191,7 +191,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
     rounds_.exchange(stream, [&](auto& group) {
       move_rows(group, hidden_ * static_cast<std::int64_t>(sizeof(Partial)), partial_, returned_, in_, out_, stream);
     });
-    rounds_.judge(RoundCall::combine, opening.status == 0, stream);
+    rounds_.check_headers(RoundCall::combine, opening.status == 0, stream);
     rounds_.closed(stream);
   }
 

@@ -145,14 +145,14 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
   void dispatch_headers(RoundOpening const& opening, cudaStream_t stream) {
     rounds_.open(opening, stream);
     rounds_.exchange(stream, [](auto&) {});
-    rounds_.judge(RoundCall::dispatch, opening.status == 0, stream);
+    rounds_.check_headers(RoundCall::dispatch, opening.status == 0, stream);
     rounds_.mark(stream);
   }
   void join_combine(RoundOpening const& opening, cudaStream_t stream) {
     rounds_.open(opening, stream);
     rounds_.exchange(stream, [&](auto& group) {
       if constexpr (!Backend::kReducesEverywhere) {
-        // Every rank gets the rows of its own tokens from all others, rank by rank, own_slots() apart.
+        // Every rank gets the rows of its own tokens from all others, rank by rank, rows_[me] rows apart.
         std::int64_t const row = hidden_ * static_cast<std::int64_t>(sizeof(Partial));
         auto const me = static_cast<std::size_t>(rounds_.rank());
         for (std::size_t i = 1; i < rows_.size(); ++i) {
@@ -169,7 +169,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
         rounds_.comm().all_reduce(sums, total_ * hidden_, sums, stream);
       }
     }
-    rounds_.judge(RoundCall::combine, opening.status == 0, stream);
+    rounds_.check_headers(RoundCall::combine, opening.status == 0, stream);
     rounds_.closed(stream);
   }
   /// The experts' rows as float32 on the device.

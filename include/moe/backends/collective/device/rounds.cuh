@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device/rounds.cuh: the kernels with which ranks agree on a round (one writes this rank's header, one judges all
+// backends/collective/device/rounds.cuh: the kernels with which ranks agree on a round (one writes this rank's header, one checks all
 // headers), and kernels that the exchanges over communicators share.
 #pragma once
 
@@ -55,7 +55,7 @@ __global__ void open_round(View const v, RoundOpening const o) {
 
 /// One block. Errors by priority: another layer, call or round; a rank that gave up or refused; too many rows for a rank.
 template <class View>
-__global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_recv_rows, bool record) {
+__global__ void check_round_headers(View const v, RoundLayout layout, std::int64_t max_recv_rows, bool record) {
   __shared__ unsigned long long first;  // priority in the high word, rank in the low word: the smallest is the verdict
   auto const tid = static_cast<int>(threadIdx.x);
   auto const threads = static_cast<int>(blockDim.x);
@@ -154,9 +154,9 @@ void DeviceRounds<Comm>::open(RoundOpening const& opening, cudaStream_t stream) 
   check_launch("open_round");
 }
 template <class Comm>
-void DeviceRounds<Comm>::judge(RoundCall, bool record, cudaStream_t stream) {
-  judge_round<<<1, kRoundThreads, 0, stream>>>(view_, layout_, max_recv_rows_, record);
-  check_launch("judge_round");
+void DeviceRounds<Comm>::check_headers(RoundCall, bool record, cudaStream_t stream) {
+  check_round_headers<<<1, kRoundThreads, 0, stream>>>(view_, layout_, max_recv_rows_, record);
+  check_launch("check_round_headers");
 }
 
 /// The tokens that this rank packs into records, without their ids.

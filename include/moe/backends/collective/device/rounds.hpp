@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device/rounds.hpp: how ranks with rows on devices agree: headers travel with the rows and a kernel judges them, so
+// backends/collective/device/rounds.hpp: how ranks with rows on devices agree: headers travel with the rows and a kernel checks them, so
 // that a wrong call is an error on all ranks and never hangs. docs/semantics/exchange.md §14. Host C++ only; the kernels are in
 // rounds.cuh.
 #pragma once
@@ -110,7 +110,7 @@ struct GroupOf<Comm> {
 
 /// The rounds of one device exchange over a Communicator with groups and deadlines (comm::Nccl), or one without peers. Every dispatch or
 /// combine is a sequence:
-/// begin_*() → open() [header written] → exchange() [headers and rows move] → judge() [bad set, layout and verdict written].
+/// begin_*() → open() [header written] → exchange() [headers and rows move] → check_headers() [bad set, layout and verdict written].
 /// Exact sizes: a dispatch moves the headers alone, then wait() for the verdict, then the rows; a failed combine is an error of the next
 /// dispatch, on all ranks. Fixed sizes: no step waits; a round that failed gives NaN, and check() throws its error.
 template <class Comm>
@@ -223,7 +223,7 @@ class DeviceRounds {
     group.end();
   }
   /// Enqueues the evaluation of the headers. `record`: also record errors for the host; false on a rank that only reports its refusal.
-  void judge(RoundCall call, bool record, cudaStream_t stream);
+  void check_headers(RoundCall call, bool record, cudaStream_t stream);
 
   /// Records the event that wait() waits for.
   void mark(cudaStream_t stream) { check_cuda(cudaEventRecord(events_[kAhead], stream), "cudaEventRecord"); }

@@ -160,7 +160,7 @@ MOE_HD inline float evaluate(ActivationParams const& p, float gate, float up) {
 }
 
 // The template arguments of the kernels; defined in activation.cuh.
-struct FastSilu;  ///< SwiGLU without biases and without weights on the input: their code alone would cost the plain layer 1-2 %
+struct FastSilu;  ///< SwiGLU without biases and without weights on the input, whose code costs time (docs/log/hopper.md, "Changes")
 template <activation::Kind K>
 struct FixedActivation;  ///< an activation that the composition fixes
 struct AnyActivation;    ///< any activation, chosen at run time

@@ -22,10 +22,10 @@ constexpr bool may_split(SplitProblem const& p, int splits) {
   return splits == 1 || (splits <= p.max_splits && splits <= p.k_steps && p.tiles < 2 * p.workers && p.tiles * splits <= p.max_units);
 }
 
-/// Time of the phase in steps if K is split into this many parts, by a model (docs/log/hopper.md, log 28). Two neighbouring multiprocessors
-/// share their load bandwidth, so a wave of up to half of the CTAs takes half of a unit's time, a larger wave all of it. With more units
-/// than CTAs, which draw them one by one, the last unit costs a part of a unit. Every part costs its sum, and at the end of the layer no
-/// other work hides this cost. CTAs start the second phase as far apart in time as the units of the first are long.
+/// Time of the phase in steps if K is split into this many parts, by a model (docs/log/hopper.md, change 28). Two neighbouring
+/// multiprocessors share their load bandwidth, so a wave of up to half of the CTAs takes half of a unit's time, a larger wave all of it.
+/// With more units than CTAs, which draw them one by one, the last unit costs a part of a unit. Every part costs its sum, and at the end of
+/// the layer no other work hides this cost. CTAs start the second phase as far apart in time as the units of the first are long.
 constexpr float split_cost(SplitProblem const& p, int splits) {
   int const units = p.tiles * splits;
   float const waves = static_cast<float>(units) / static_cast<float>(p.workers);

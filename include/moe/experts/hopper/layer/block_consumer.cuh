@@ -74,8 +74,8 @@ __device__ inline ConsumerUnit next_consumer_unit(Memory const& memory, RingStat
 }
 
 /// total[c] += rows 64 group + [0, 64) of the tile times weight box c, over `steps` steps of K, at least one, with the box scales of
-/// `chunk`. While one warpgroup scales its products and adds them to its sums, the other multiplies. (Turns enforced by barriers were 2 to
-/// 3 % slower.)
+/// `chunk`. While one warpgroup scales its products and adds them to its sums, the other multiplies. (Turns
+/// enforced by barriers were slower: docs/log/hopper.md, change 18.)
 template <int Stages, int Cluster, class Memory>
 __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& ring, int group, int first_row, int chunk, int steps,
                                        float (&total)[2][64], float (&part)[64]) {

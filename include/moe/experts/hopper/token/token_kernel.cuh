@@ -191,7 +191,7 @@ __device__ inline void open_token(Params const& p, TokenMemory const& memory) {
 template <Scheme S, class Params>
 __device__ inline void run_token(Params const& p) {
   constexpr bool kFp8 = is_fp8(S);
-  // Copies to addresses that are not multiples of 128 bytes take 30 % longer.
+  // Copies to addresses that are not multiples of 128 bytes take longer (core/ptx/bulk_copy.cuh).
   extern __shared__ __align__(1024) uint4 token_smem[];
   __shared__ std::uint64_t full[kTokenWarps][kTokenDepth];
   __shared__ std::uint64_t x_full;
