@@ -31,7 +31,7 @@ namespace moe::comm {
 /// the calling thread checks the clock), and wait() and synchronize() do the same for work on a stream. When the deadline passes, or NCCL
 /// reports an error, the communicator is aborted, which ends its kernels; the call throws TransportError (E_TIMEOUT, E_PEER) or E_CUDA,
 /// every later call is E_STATE, and the group must be rebuilt. CUDA stays usable.
-/// Sends and receives (Group, all_to_all_v) use a second, blocking communicator. connect() splits it off and connects it to all peers within
+/// Sends and receives (Group, all_to_all_v) use another, blocking one. connect() splits it off and connects it to all peers within
 /// the deadline; after that they cannot block, and none waits for NCCL's thread (8 us a group, not 46: docs/log/exchange.md, "Over NCCL").
 /// Destroy captured graphs that hold collectives first: NCCL keeps their communicator alive until the last graph is destroyed.
 class Nccl {
