@@ -15,7 +15,7 @@ struct Config : moe::LayerDefaults {
 };
 using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
 
-/// Numbers between -1 and 1 that repeat late.
+/// Data of the examples: samples of a sine between -scale and scale.
 inline std::vector<float> numbers(std::size_t count, float scale) {
   std::vector<float> out(count);
   for (std::size_t i = 0; i < count; ++i) out[i] = scale * std::sin(0.37F * static_cast<float>(i) + 1.0F);
