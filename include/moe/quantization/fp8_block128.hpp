@@ -13,7 +13,7 @@ MOE_RULE(Fp8BlockFits, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose f
 
 namespace moe::quantization {
 
-/// The scheme of DeepSeek-V3's checkpoints (weight_scale_inv holds the scales, which multiply). Floor::amax_1e4 is the cast inside
+/// The scheme of DeepSeek-V3's checkpoints (weight_scale_inv holds the scales, which multiply). ScaleFloor::amax_1e4 is the cast inside
 /// low-latency exchanges.
 template <int Block = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
 struct Fp8Block : QuantizedRows<Fp8Codec<Floor, Format>, Block>,

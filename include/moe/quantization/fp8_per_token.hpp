@@ -21,7 +21,7 @@ struct BoundedFp8Codec : Fp8Codec<Floor, Format> {
   }
 };
 
-/// Floor::min_scale is the floor 1 / (448 · 512) of serving stacks' dynamic cast; the default is that of the offline rule.
+/// ScaleFloor::min_scale is the floor 1 / (448 · 512) of serving stacks' dynamic cast; the default is that of the offline rule.
 template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
 struct Fp8PerToken : QuantizedRows<BoundedFp8Codec<Floor, Format>, 0>,
                      BlockWeights<Fp8Codec<ScaleFloor::amax_1e10, Format>, 1, 0>,
