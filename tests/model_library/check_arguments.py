@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each
 is one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and
-every quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. Targets of the library are stand-ins,
-so that nothing is searched for."""
+every quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. docs/start.md names all of them. Targets
+of the library are stand-ins, so that nothing is searched for."""
 import argparse
 import pathlib
 import re
@@ -118,6 +118,25 @@ def check_phases(arguments) -> list[str]:
     return problems
 
 
+def check_page(arguments) -> list[str]:
+    """docs/start.md names the module's schemes, and those that windows of the CUDA space refuse, in the module's order."""
+    root = pathlib.Path(arguments.root)
+    module = (root / "cmake" / "MoePresetLibrary.cmake").read_text()
+    page = re.sub(r"\s+", " ", (root / "docs" / "start.md").read_text())
+    problems = []
+    for variable, sentence in (("MOE_PRESET_QUANTIZATIONS", r"`QUANTIZATIONS` takes ([^.]*)\."),
+                               ("MOE_PRESET_NOT_OVER_WINDOWS", r"so that (`[^.]*) are refused there\.")):
+        listed = re.search(rf"set\({variable}\s+([^)]*)\)", module)
+        named = re.search(sentence, page)
+        if not listed or not named:
+            problems.append(f"no set({variable} …) in the module, or nothing like \"{sentence}\" in docs/start.md")
+        elif re.findall(r"`([^`]*)`", named[1]) != listed[1].split():
+            problems.append(f"docs/start.md: \"{named[0]}\", and {variable} is {listed[1].split()}")
+        elif variable == "MOE_PRESET_QUANTIZATIONS" and listed[1].split() != SCHEMES.split():
+            problems.append(f"this test knows {SCHEMES}, and {variable} is {listed[1].split()}")
+    return problems
+
+
 def check_schemes(arguments) -> list[str]:
     """One translation unit that includes the header of a library with all schemes, for each space."""
     with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
@@ -152,6 +171,7 @@ def main() -> int:
     arguments = parser.parse_args()
     problems = [problem for call, expected in REFUSED if (problem := check_refused(call, expected, arguments))]
     problems += check_phases(arguments)
+    problems += check_page(arguments)
     problems += check_schemes(arguments)
     for problem in problems:
         print(f"FAILED: {problem}")
