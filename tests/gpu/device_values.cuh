@@ -46,7 +46,7 @@ struct Values {
   }
   float at(std::int64_t i) const { return moe::to_float(host[static_cast<std::size_t>(i)]); }
   moe::Rows<T const> rows(std::int64_t count, std::int64_t cols, std::int64_t stride = 0) const {
-    return moe::make_rows(device.data(), count, cols, stride);
+    return moe::make_strided_rows(device.data(), count, cols, stride);
   }
 };
 

@@ -85,11 +85,11 @@ std::vector<Wrong> wrongs() {
                    moe::make_rows(t.topk_weights.data_handle(), 9, kTopK)};
        }},
       {ErrorCode::argument, ErrorCode::peer, "hidden_states: width: 504, expected 512",
-       [](In const& t) { return In{moe::make_rows(t.hidden.data_handle(), 8, 504, kHidden), t.topk_ids, t.topk_weights}; }},
+       [](In const& t) { return In{moe::make_strided_rows(t.hidden.data_handle(), 8, 504, kHidden), t.topk_ids, t.topk_weights}; }},
       {ErrorCode::argument, ErrorCode::peer, "topk_ids: width: 3, expected 4",
-       [](In const& t) { return In{t.hidden, moe::make_rows(t.topk_ids.data_handle(), 8, 3, kTopK), t.topk_weights}; }},
+       [](In const& t) { return In{t.hidden, moe::make_strided_rows(t.topk_ids.data_handle(), 8, 3, kTopK), t.topk_weights}; }},
       {ErrorCode::argument, ErrorCode::peer, "topk_ids: row stride 8, expected 4",
-       [](In const& t) { return In{t.hidden, moe::make_rows(t.topk_ids.data_handle(), 8, kTopK, 8), t.topk_weights}; }},
+       [](In const& t) { return In{t.hidden, moe::make_strided_rows(t.topk_ids.data_handle(), 8, kTopK, 8), t.topk_weights}; }},
       {ErrorCode::argument, ErrorCode::peer, "hidden_states: null pointer for 8 rows",
        [](In const& t) { return In{moe::make_rows(static_cast<bf16 const*>(nullptr), 8, kHidden), t.topk_ids, t.topk_weights}; }},
   };

@@ -107,11 +107,11 @@ class StandardBatch {
  private:
   void apply(DeviceBuffer<Act> const& x, DeviceBuffer<std::int32_t> const& ids, std::int32_t const* num_rows, cudaStream_t stream) {
     StandardTokensOf<Config, None> tokens{};
-    tokens.rows = make_rows(x.data(), s_.rows, s_.hidden, s_.hidden + gap_);
-    tokens.topk_ids = make_rows(ids.data(), s_.rows, s_.topk, s_.topk + gap_);
-    tokens.topk_weights = make_rows(static_cast<float const*>(topk_weights_.data()), s_.rows, s_.topk, s_.topk + gap_);
+    tokens.rows = make_strided_rows(x.data(), s_.rows, s_.hidden, s_.hidden + gap_);
+    tokens.topk_ids = make_strided_rows(ids.data(), s_.rows, s_.topk, s_.topk + gap_);
+    tokens.topk_weights = make_strided_rows(static_cast<float const*>(topk_weights_.data()), s_.rows, s_.topk, s_.topk + gap_);
     tokens.num_rows = num_rows;
-    kernel_.apply(tokens, make_rows(y_.data(), s_.rows, s_.hidden, s_.hidden + gap_), stream);
+    kernel_.apply(tokens, make_strided_rows(y_.data(), s_.rows, s_.hidden, s_.hidden + gap_), stream);
   }
 
   Sizes s_;

@@ -129,7 +129,7 @@ class CompositionUnderTest {
     moe::check_cuda(cudaMemcpy2D(apart.data(), static_cast<std::size_t>(stride) * sizeof(T), hidden_.data(), width, width,
                                  static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice),
                     "cudaMemcpy2D");
-    layer_->forward(moe::make_rows<Hidden>(static_cast<T const*>(apart.data()), rows, case_.hidden, stride),
+    layer_->forward(moe::make_strided_rows<Hidden>(static_cast<T const*>(apart.data()), rows, case_.hidden, stride),
                     moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
                     moe::make_rows<Hidden>(output_.data(), rows, case_.hidden), {}, moe::Stream<Space>{nullptr});
     auto out = output();

@@ -250,7 +250,7 @@ TEST(RunnerLinear, Float32WeightsThatAreNotValuesOfTheRowsElement) {
                  w, kIn);
   // The first row alone, of rows that are apart: the others are not looked at.
   Values<float> const apart = values_of<bf16>(kOut * kIn, 0.05F, gen);
-  EXPECT_NE(Gate(make_rows(apart.device.data(), kOut / 2, kIn / 2, 2 * kIn), nullptr, Sums::per_row, kRows, arena).unread_weight(),
+  EXPECT_NE(Gate(make_strided_rows(apart.device.data(), kOut / 2, kIn / 2, 2 * kIn), nullptr, Sums::per_row, kRows, arena).unread_weight(),
             nullptr);
   // Rows of float32, and weights in the rows' element: no choice.
   Values<bf16> const same(kOut * kIn, 1.0F, gen);
@@ -265,7 +265,7 @@ TEST(RunnerLinear, RowsBesideACopyOfTheWeightsAreAligned) {
   runner::Linear<Cuda, float, bf16, float> const linear(w.rows(24, 64), nullptr, Sums::per_row, 8, arena);
   DeviceBuffer<float> y(8 * 24);
   auto const apply = [&](std::int64_t offset, std::int64_t stride) {
-    linear.apply(make_rows(x.device.data() + offset, 4, 64, stride), make_rows(y.data(), 4, 24), nullptr);
+    linear.apply(make_strided_rows(x.device.data() + offset, 4, 64, stride), make_rows(y.data(), 4, 24), nullptr);
   };
   apply(8, 72);
   moe_test::expect_error(ErrorCode::argument, "linear: x: the base address is not a multiple of 16 bytes", [&] { apply(4, 64); });

@@ -55,7 +55,7 @@ void finish_equals_double(FinishCase const& c) {
 
   runner::FinishRows<X, S> f;
   f.routed = routed.rows(c.rows, c.width, stride);
-  f.output = c.in_place ? make_rows(routed.device.data(), c.rows, c.width, stride) : make_rows(out.data(), c.rows, c.width);
+  f.output = c.in_place ? make_strided_rows(routed.device.data(), c.rows, c.width, stride) : make_rows(out.data(), c.rows, c.width);
   f.scale = c.scale;
   if (c.shared) {
     f.shared = shared.rows(c.rows, c.width, stride);

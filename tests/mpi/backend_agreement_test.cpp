@@ -104,13 +104,13 @@ TYPED_TEST(Agreement, T4_T12_G3_G10_PrepareThatOneRankRefuses) {
   auto const t = good.tokens();
   auto const five = random_batch<float>(this->rank(), 2, 5, 16, 2, 6);
   refuse(five.tokens(), ErrorCode::capacity, ErrorCode::capacity, "hidden_states: 5 rows exceed max_tokens_per_rank 4");
-  refuse({moe::make_rows(t.hidden.data_handle(), 4, 15, 16), t.topk_ids, t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
+  refuse({moe::make_strided_rows(t.hidden.data_handle(), 4, 15, 16), t.topk_ids, t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
          "hidden_states: width: 15, expected 16");
-  refuse({t.hidden, moe::make_rows(t.topk_ids.data_handle(), 4, 1, 2), t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
+  refuse({t.hidden, moe::make_strided_rows(t.topk_ids.data_handle(), 4, 1, 2), t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
          "topk_ids: width: 1, expected 2");
   refuse({t.hidden, moe::make_rows(t.topk_ids.data_handle(), 3, 2), t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
          "topk_ids: rows: 3, expected 4");
-  refuse({t.hidden, t.topk_ids, moe::make_rows(t.topk_weights.data_handle(), 4, 1, 2)}, ErrorCode::argument, ErrorCode::peer,
+  refuse({t.hidden, t.topk_ids, moe::make_strided_rows(t.topk_weights.data_handle(), 4, 1, 2)}, ErrorCode::argument, ErrorCode::peer,
          "topk_weights: width: 1, expected 2");
   refuse({moe::make_rows(static_cast<float const*>(nullptr), 4, 16), t.topk_ids, t.topk_weights}, ErrorCode::argument, ErrorCode::peer,
          "hidden_states: null pointer for 4 rows");

@@ -198,12 +198,12 @@ TYPED_TEST(Exchanges, StridedRows) {
     std::copy_n(b.ids.data() + t * 2, 2, ids.data() + t * 7);
     std::copy_n(b.weights.data() + t * 2, 2, weights.data() + t * 7);
   }
-  auto const tokens = h.exchange().prepare(
-      {moe::make_rows(static_cast<float const*>(x.data()), 5, 8, 20), moe::make_rows(static_cast<std::int32_t const*>(ids.data()), 5, 2, 7),
-       moe::make_rows(static_cast<float const*>(weights.data()), 5, 2, 7)},
-      {});
+  auto const tokens = h.exchange().prepare({moe::make_strided_rows(static_cast<float const*>(x.data()), 5, 8, 20),
+                                            moe::make_strided_rows(static_cast<std::int32_t const*>(ids.data()), 5, 2, 7),
+                                            moe::make_strided_rows(static_cast<float const*>(weights.data()), 5, 2, 7)},
+                                           {});
   h.run_experts(tokens);
-  h.exchange().finalize(moe::make_rows(out.data(), 5, 8, 20), {});
+  h.exchange().finalize(moe::make_strided_rows(out.data(), 5, 8, 20), {});
   for (std::size_t i = 0; i < out.size(); ++i) {
     auto const t = static_cast<std::int64_t>(i / 20), c = static_cast<std::int64_t>(i % 20);
     ASSERT_EQ(out[i], c < 8 ? b.expected(t, c, 6) : -5.0F) << i;

@@ -76,8 +76,8 @@ class PatternWeights {
     for (auto& layer : layers_) {
       out.emplace_back();
       for (std::size_t t = 0; t < layer.size(); ++t) {
-        out.back().push_back(
-            moe::eplb::expert_tensor(moe::text("array", t), moe::make_rows(layer[t].bytes.data(), slots_, layer[t].size, layer[t].stride)));
+        out.back().push_back(moe::eplb::expert_tensor(
+            moe::text("array", t), moe::make_strided_rows(layer[t].bytes.data(), slots_, layer[t].size, layer[t].stride)));
       }
     }
     return out;

@@ -236,7 +236,7 @@ TEST(WeightMover, ArraysThatCannotMove) {
   expect_error(ErrorCode::unsupported, "EPLB cannot move scale: dimension 1 has stride 32, expected 8",
                [&] { moe::eplb::expert_tensor("scale", interleaved); });
   expect_error(ErrorCode::unsupported, "experts are 4 elements apart, expected at least the 8 of one expert",
-               [&] { moe::eplb::expert_tensor("w2", moe::make_rows(data.data(), 3, 8, 4)); });
+               [&] { moe::eplb::expert_tensor("w2", moe::make_strided_rows(data.data(), 3, 8, 4)); });
 }
 
 TEST(WeightMover, WrongCallsAndTheCallAfter) {

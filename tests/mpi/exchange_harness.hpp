@@ -107,7 +107,7 @@ class Harness {
   std::int64_t slots() const { return slots_; }
 
   static moe::RoutedTokens<Act, Cfg::hidden> cast(moe::RoutedTokens<Act> const& in) {
-    return {moe::make_rows<Cfg::hidden>(in.hidden.data_handle(), in.hidden.extent(0), in.hidden.extent(1), in.hidden.stride(0)),
+    return {moe::make_strided_rows<Cfg::hidden>(in.hidden.data_handle(), in.hidden.extent(0), in.hidden.extent(1), in.hidden.stride(0)),
             in.topk_ids, in.topk_weights};
   }
 

@@ -182,7 +182,7 @@ TYPED_TEST(Refusals, LogitsThatAreNotRows) {
   std::vector<float> const logits(2 * static_cast<std::size_t>(num_experts), 0.0F);
   std::vector<float> y(2 * kHidden);
   auto forward = [&](float const* data, std::int64_t stride) {
-    layer.forward(make_rows(x.data(), 2, kHidden), make_rows(data, 2, num_experts, stride), make_rows(y.data(), 2, kHidden));
+    layer.forward(make_rows(x.data(), 2, kHidden), make_strided_rows(data, 2, num_experts, stride), make_rows(y.data(), 2, kHidden));
   };
   auto refuses = [&](std::string_view part, float const* data, std::int64_t stride) {
     this->expect_refusal(ErrorCode::argument, part, [&] { this->errs() ? forward(data, stride) : forward(logits.data(), num_experts); });

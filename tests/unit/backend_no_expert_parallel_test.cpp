@@ -134,7 +134,7 @@ TEST(NoExpertParallel, T12_WrongShapes) {
   auto const ids = moe::make_rows(static_cast<std::int32_t const*>(f.ids.data()), 2, 2);
   auto const weights = moe::make_rows(static_cast<float const*>(f.weights.data()), 2, 2);
   auto refused = [&](auto h, auto i, auto w) { expect_error(ErrorCode::argument, [&] { f.exchange.prepare({h, i, w}, {}); }); };
-  refused(moe::make_rows(hidden.data_handle(), 2, 15, 16), ids, weights);
+  refused(moe::make_strided_rows(hidden.data_handle(), 2, 15, 16), ids, weights);
   refused(hidden, moe::make_rows(ids.data_handle(), 2, 1), weights);
   refused(hidden, moe::make_rows(ids.data_handle(), 1, 2), weights);
   refused(hidden, ids, moe::make_rows(weights.data_handle(), 2, 1));
@@ -169,15 +169,15 @@ TEST(NoExpertParallel, StridedRowsInAndOut) {
   f.resize(3);
   std::vector<float> x(30), out(30, -7.0F);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
-  auto const tokens = f.exchange.prepare(
-      {moe::make_rows(static_cast<float const*>(x.data()), 3, 4, 10), moe::make_rows(static_cast<std::int32_t const*>(f.ids.data()), 3, 1),
-       moe::make_rows(static_cast<float const*>(f.weights.data()), 3, 1)},
-      {});
+  auto const tokens = f.exchange.prepare({moe::make_strided_rows(static_cast<float const*>(x.data()), 3, 4, 10),
+                                          moe::make_rows(static_cast<std::int32_t const*>(f.ids.data()), 3, 1),
+                                          moe::make_rows(static_cast<float const*>(f.weights.data()), 3, 1)},
+                                         {});
   auto y = f.exchange.expert_output();
   for (int t = 0; t < 3; ++t) {
     for (int h = 0; h < 4; ++h) y(t, h) = tokens.rows(t, h);
   }
-  f.exchange.finalize(moe::make_rows(out.data(), 3, 4, 10), {});
+  f.exchange.finalize(moe::make_strided_rows(out.data(), 3, 4, 10), {});
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], i % 10 < 4 && i < 24 ? static_cast<float>(i) : -7.0F) << i;
 }
 

@@ -106,8 +106,8 @@ TEST(ForwardRouted, WideRowsAndSlotsWithoutAnExpert) {
     }
   }
   std::vector<float> out(kRows * kHidden, -1.0F);
-  layer.forward_routed(make_rows(in.hidden.data(), kRows, kHidden), make_rows(ids.data(), kRows, kTopK, 8),
-                       make_rows(weights.data(), kRows, kTopK, 8), make_rows(out.data(), kRows, kHidden));
+  layer.forward_routed(make_rows(in.hidden.data(), kRows, kHidden), make_strided_rows(ids.data(), kRows, kTopK, 8),
+                       make_strided_rows(weights.data(), kRows, kTopK, 8), make_rows(out.data(), kRows, kHidden));
   EXPECT_EQ(out, expected);
   EXPECT_EQ(layer.topk_weights()(2, 0), 0.0F);
 }
@@ -122,7 +122,7 @@ TEST(ForwardRouted, IdsOfInt64) {
   for (std::size_t t = 0; t < kRows; ++t) std::copy_n(in.ids.begin() + static_cast<std::ptrdiff_t>(t * kTopK), kTopK, &ids[t * 5]);
   std::vector<float> out(kRows * kHidden, -1.0F);
   auto call = [&] {
-    layer.forward_routed(make_rows(in.hidden.data(), kRows, kHidden), make_rows(ids.data(), kRows, kTopK, 5),
+    layer.forward_routed(make_rows(in.hidden.data(), kRows, kHidden), make_strided_rows(ids.data(), kRows, kTopK, 5),
                          make_rows(in.weights.data(), kRows, kTopK), make_rows(out.data(), kRows, kHidden));
   };
   call();
@@ -266,7 +266,7 @@ TEST(ForwardRouted, InvalidSlotsAndArraysAreNamed) {
   arg("topk_weights: rows: 3, expected 4", [&] { call(ids, make_rows(good.weights.data(), 3, kTopK)); });
   arg("topk_weights: width: 1, expected 3", [&] { call(ids, make_rows(good.weights.data(), kRows, 1)); });
   arg("topk_ids: null pointer for 4 rows", [&] { call(make_rows(static_cast<std::int32_t const*>(nullptr), kRows, kTopK), weights); });
-  arg("topk_weights: row stride 1 is less than the width 3", [&] { call(ids, make_rows(good.weights.data(), kRows, kTopK, 1)); });
+  arg("topk_weights: row stride 1 is less than the width 3", [&] { call(ids, make_strided_rows(good.weights.data(), kRows, kTopK, 1)); });
   arg("token_ids: given to forward_routed()", [&] { call(ids, weights, {.token_ids = &token}); });
   arg("shared_weights: given to forward_routed()", [&] { call(ids, weights, {.shared_weights = make_rows(&shared, 1, 1)}); });
   expect_error(ErrorCode::unsupported, "num_rows: no_expert_parallel takes its row count from the host", [&] {

@@ -157,7 +157,7 @@ Rows<T, Cols> rows_of(char const* what, DLTensor const* given, Device device) {
     if (rows > 1 && stride > detail::kMostElements / rows)
       detail::refuse(what, text("strides are ", describe(t.strides, 2)), "fewer than 2^46 elements from the first row to the last");
   }
-  return make_rows<Cols>(detail::data_of<T>(what, t, rows * cols), rows, cols, stride);
+  return make_strided_rows<Cols>(detail::data_of<T>(what, t, rows * cols), rows, cols, stride);
 }
 
 /// The data of a contiguous array of any shape with `elements` elements. E_ARG.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cuda/std/mdspan>
 
+#include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe {
@@ -71,19 +72,25 @@ using Blocks =
 template <class T>
 using Vector = cuda::std::mdspan<T, cuda::std::extents<std::int64_t, cuda::std::dynamic_extent>>;
 
-/// A view of `rows` rows of `cols` elements, `row_stride` elements apart (0: contiguous).
+/// A view of `rows` rows of `cols` elements whose beginnings lie `row_stride` elements apart. E_ARG if Cols is fixed and `cols` is another.
 template <int Cols = dynamic, class T>
-MOE_HD constexpr Rows<T, Cols> make_rows(T* data, std::int64_t rows, std::int64_t cols, std::int64_t row_stride = 0) {
+constexpr Rows<T, Cols> make_strided_rows(T* data, std::int64_t rows, std::int64_t cols, std::int64_t row_stride) {
   using View = Rows<T, Cols>;
   using Extents = typename View::extents_type;
-  Extents extents = [&] {
-    if constexpr (Cols == dynamic) {
-      return Extents(rows, cols);
-    } else {
-      return Extents(rows);
+  if constexpr (Cols == dynamic) {
+    return View(data, typename View::mapping_type(Extents(rows, cols), row_stride));
+  } else {
+    if (cols != Cols) {
+      throw Error(ErrorCode::argument, text("make_rows<", Cols, ">: rows of ", cols, " elements, expected ", Cols,
+                                            ". Fix: make_strided_rows<", Cols, ">(data, rows, ", Cols, ", stride) if rows lie apart"));
     }
-  }();
-  return View(data, typename View::mapping_type(extents, row_stride == 0 ? cols : row_stride));
+    return View(data, typename View::mapping_type(Extents(rows), row_stride));
+  }
+}
+/// The same with rows one behind the other.
+template <int Cols = dynamic, class T>
+constexpr Rows<T, Cols> make_rows(T* data, std::int64_t rows, std::int64_t cols) {
+  return make_strided_rows<Cols>(data, rows, cols, cols);
 }
 
 template <int Cols = dynamic, class T>

@@ -90,7 +90,9 @@ void Layer<C>::begin(Hidden hidden, Routing const& routing, Output output, Forwa
 template <class C>
 HalfBatch<C> Layer<C>::half(Exchange& exchange, Kernel& kernel, Hidden hidden, Output output, std::int64_t first, std::int64_t rows,
                             ForwardOptions const& options) const {
-  auto part = [&]<int Cols = dynamic>(auto const& of) { return make_rows<Cols>(row_ptr(of, first), rows, of.extent(1), of.stride(0)); };
+  auto part = [&]<int Cols = dynamic>(auto const& of) {
+    return make_strided_rows<Cols>(row_ptr(of, first), rows, of.extent(1), of.stride(0));
+  };
   Rows<float const> const weights = make_rows(static_cast<float const*>(weights_), rows_, num_slots_);
   return HalfBatch<C>(exchange, kernel,
                       {part.template operator()<Config::hidden>(hidden), part(dispatched_ids()), part(weights), options.num_rows,
@@ -160,7 +162,8 @@ void Layer<C>::choose_replicas() {
   for (std::int64_t i = 0; i < rows_ * num_slots_; ++i) {
     dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
   }
-  if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk(), num_slots_));
+  if (maps())
+    routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_strided_rows(dispatched_, rows_, router_.topk(), num_slots_));
   if (shared_.first >= 0) send_shared();
 }
 

@@ -43,9 +43,9 @@ class CustomRouter {
   void select(RouteArgs<L> const& a) const {
     check_args(config_, a);
     std::int64_t const valid = a.num_valid_rows;
-    p_.function(make_rows(a.logits.data_handle(), valid, num_logits(), a.logits.stride(0)), p_.topk, p_.renormalize,
-                make_rows(a.topk_ids.data_handle(), valid, p_.topk, a.topk_ids.stride(0)),
-                make_rows(a.topk_weights.data_handle(), valid, p_.topk, a.topk_weights.stride(0)));
+    p_.function(make_strided_rows(a.logits.data_handle(), valid, num_logits(), a.logits.stride(0)), p_.topk, p_.renormalize,
+                make_strided_rows(a.topk_ids.data_handle(), valid, p_.topk, a.topk_ids.stride(0)),
+                make_strided_rows(a.topk_weights.data_handle(), valid, p_.topk, a.topk_weights.stride(0)));
     for (std::int64_t t = 0; t < a.logits.extent(0); ++t) {
       std::int32_t* const ids = row_ptr(a.topk_ids, t);
       float* const weights = row_ptr(a.topk_weights, t);

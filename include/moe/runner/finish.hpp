@@ -89,7 +89,8 @@ void Runner<LayerT, PartsT>::add_zero_experts([[maybe_unused]] Finish& finish, [
     if (num_zero_ == 0) return;
     finish.ids = make_rows(static_cast<std::int32_t const*>(layer_.topk_ids().data_handle()), x.extent(0), layer_.topk_ids().extent(1));
     finish.weights = make_rows(static_cast<float const*>(layer_.topk_weights().data_handle()), x.extent(0), finish.ids.extent(1));
-    finish.x = make_rows(x.data_handle(), x.extent(0), finish.routed.extent(1), x.stride(0));  // without the padding of the experts' rows
+    finish.x =
+        make_strided_rows(x.data_handle(), x.extent(0), finish.routed.extent(1), x.stride(0));  // without the padding of the experts' rows
     finish.num_experts = layer_.router().num_experts();
     finish.topk = layer_.router().topk();
     finish.zero_kind = zero_kind_;

@@ -146,9 +146,9 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Routing const& rou
   part.num_valid_rows = std::clamp<std::int64_t>((options.num_valid_rows < 0 ? m : options.num_valid_rows) - mine.begin, 0, mine.rows);
   if (part.token_ids != nullptr) part.token_ids += mine.begin;
   together(m, stream, [&] {
-    run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)),
+    run_alone(make_strided_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)),
               runner::detail::ShiftedSource<Routing>{routing, mine.begin},
-              make_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
+              make_strided_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
   });
   Timed const timed(probe, Phase::reduction);
   group_.gather_slices(output.data_handle(), m, sizes_.hidden, stream);
@@ -187,8 +187,8 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Routing const& r
     }
     part.num_valid_rows = std::clamp<std::int64_t>(valid - chunk.begin, 0, chunk.rows);
     if (part.token_ids != nullptr) part.token_ids += chunk.begin;
-    pass(make_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), routing, chunk.begin,
-         make_rows(row_ptr(output, chunk.begin), chunk.rows, h, output.stride(0)), part, stream, probe);
+    pass(make_strided_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), routing, chunk.begin,
+         make_strided_rows(row_ptr(output, chunk.begin), chunk.rows, h, output.stride(0)), part, stream, probe);
   };
   std::exception_ptr failure;
   chunks_.each([&](auto const& chunk) {
@@ -221,7 +221,7 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Routing const& routing
     }
     layer_stage(batch, probe);
   };
-  auto narrow = [&] { return make_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_); };
+  auto narrow = [&] { return make_strided_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_); };
   if constexpr (kParallel) {
     if (plan_.routed_early || plan_.shared_early || plan_.final) {
       together(hidden.extent(0), stream, forward);
@@ -259,8 +259,8 @@ template <class B, class Probe>
 void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
   constexpr int kHidden = Layer::Config::hidden;
   std::int64_t const m = batch.hidden.extent(0);
-  Rows<Act const, kHidden> const x = make_rows<kHidden>(batch.x.data_handle(), m, kernel_hidden_, batch.x.stride(0));
-  Rows<Act, kHidden> const routed = make_rows<kHidden>(batch.routed.data_handle(), m, kernel_hidden_, batch.routed.stride(0));
+  Rows<Act const, kHidden> const x = make_strided_rows<kHidden>(batch.x.data_handle(), m, kernel_hidden_, batch.x.stride(0));
+  Rows<Act, kHidden> const routed = make_strided_rows<kHidden>(batch.routed.data_handle(), m, kernel_hidden_, batch.routed.stride(0));
   if constexpr (kDualBatch) {
     if (batch.halves) {
       try {

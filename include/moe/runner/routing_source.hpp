@@ -46,8 +46,8 @@ struct OuterLogits {
   Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
     if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
     std::int64_t const stride = logits.stride(0);
-    return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kCut ? hidden.extent(0) : logits.extent(0),
-                     logits.extent(1), stride);
+    return make_strided_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kCut ? hidden.extent(0) : logits.extent(0),
+                             logits.extent(1), stride);
   }
 };
 
@@ -76,7 +76,8 @@ struct CallerRows {
               make_rows(reinterpret_cast<float const*>(zeros), 1, router.topk())};
     }
     std::int64_t const rows = hidden.extent(0), stride = given.weights.stride(0);
-    return {given.ids.part(first, rows), make_rows(given.weights.data_handle() + first * stride, rows, given.weights.extent(1), stride)};
+    return {given.ids.part(first, rows),
+            make_strided_rows(given.weights.data_handle() + first * stride, rows, given.weights.extent(1), stride)};
   }
 };
 

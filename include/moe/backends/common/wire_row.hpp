@@ -59,7 +59,7 @@ class WireRow {
   template <class T>
   Rows<T const> view(std::byte const* records, std::int64_t at, std::int64_t rows, std::int64_t cols) const {
     std::byte const* const first = records == nullptr ? nullptr : records + at;
-    return make_rows(reinterpret_cast<T const*>(first), rows, cols, bytes_ / static_cast<std::int64_t>(sizeof(T)));
+    return make_strided_rows(reinterpret_cast<T const*>(first), rows, cols, bytes_ / static_cast<std::int64_t>(sizeof(T)));
   }
 
   std::int64_t hidden_;

@@ -70,7 +70,7 @@ void LocalExchange<space::cuda, Config, Quant, Partial>::launch_quantize(Rows<Ac
   if (rows_ == 0) {
     return;
   }
-  quantization::quantize_rows_on_device<Quant, Act>(quant_, make_rows(hidden.data_handle(), rows_, hidden_, hidden.stride(0)),
+  quantization::quantize_rows_on_device<Quant, Act>(quant_, make_strided_rows(hidden.data_handle(), rows_, hidden_, hidden.stride(0)),
                                                     make_rows(payload_, rows_, Quant::payload_cols(hidden_)),
                                                     make_rows(scales_, rows_, Quant::scale_cols(hidden_)), stream);
 }

@@ -56,7 +56,7 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
     auto const ids = as_they_are ? in.topk_ids : make_rows(static_cast<std::int32_t const*>(ids_), rows_, topk_);
     if constexpr (std::is_same_v<Payload, Act>) {
       if (moe::detail::stores_rows_unchanged<Quant, Act>(hidden_)) {
-        return {make_rows(in.hidden.data_handle(), rows_, hidden_, in.hidden.stride(0)),
+        return {make_strided_rows(in.hidden.data_handle(), rows_, hidden_, in.hidden.stride(0)),
                 make_rows(static_cast<Scale const*>(nullptr), rows_, 0), ids, in.topk_weights, in.num_rows};
       }
     }

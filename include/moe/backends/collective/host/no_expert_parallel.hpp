@@ -82,7 +82,7 @@ class LocalExchange<SpaceT, Config, Quant, Partial> {
     auto const ids = make_rows(static_cast<std::int32_t const*>(ids_), rows_, topk_);
     if constexpr (std::is_same_v<Payload, Act>) {
       if (moe::detail::stores_rows_unchanged<Quant, Act>(hidden_)) {
-        auto const rows = make_rows(in.hidden.data_handle(), rows_, hidden_, in.hidden.stride(0));
+        auto const rows = make_strided_rows(in.hidden.data_handle(), rows_, hidden_, in.hidden.stride(0));
         return {rows, make_rows(static_cast<Scale const*>(nullptr), rows_, 0), ids, in.topk_weights};
       }
     }

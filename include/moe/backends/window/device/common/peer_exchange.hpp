@@ -155,7 +155,7 @@ class PeerExchange {
   }
   auto scales(std::size_t scales, std::int64_t n) const {
     auto const cols = Quant::scale_cols(shape_.hidden);
-    return make_rows(static_cast<Scale const*>(calls_.template own<Scale>(scales)), n, cols, cols == 0 ? 0 : shape_.scale_stride());
+    return make_strided_rows(static_cast<Scale const*>(calls_.template own<Scale>(scales)), n, cols, cols == 0 ? 0 : shape_.scale_stride());
   }
   template <class T>
   auto choices(std::size_t at, std::int64_t n) const {

@@ -147,10 +147,10 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
     auto const scale_cols = Quant::scale_cols(shape_.hidden);
     std::int32_t const* const records = calls_.template own<std::int32_t>(at.records[p]);
     return {make_rows(static_cast<Payload const*>(calls_.template own<Payload>(at.rows[p])), n, Quant::payload_cols(shape_.hidden)),
-            make_rows(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[p])), n, scale_cols,
-                      scale_cols == 0 ? 0 : at.scale_stride),
-            make_rows(records, n, shape_.topk, at.record_words),
-            make_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words), summary(r)};
+            make_strided_rows(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[p])), n, scale_cols,
+                              scale_cols == 0 ? 0 : at.scale_stride),
+            make_strided_rows(records, n, shape_.topk, at.record_words),
+            make_strided_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words), summary(r)};
   }
   Rows<Partial> expert_output(Handle handle) {
     Record& r = expect(handle, "expert_output");
