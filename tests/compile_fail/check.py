@@ -5,6 +5,8 @@
 The file states its demands in comment lines:
     // expect: <text>     the first error's line must contain this text (several lines: all of them)
     // prints: <text>     the rule prints this value (several lines: these, in order); "a | b" where the compilers name one type differently
+    // shows: <text>      the output of g++ and clang++, which print lines of source, has this text
+    <code>  // named       the output names this line, as the one that must be changed
     // errors: any        more than one error is allowed; without it exactly one "error:" line is demanded
     // errors: each       as many errors as expect lines, the text of each in its own, in order: one mistake after the other; each
                           expect line is followed by the prints lines of its error, or the file has none
@@ -54,6 +56,13 @@ def wrong_values(values: list[str], printed: list[str]) -> list[str]:
         return [f"the rule prints {values}, the file has {len(printed)} lines '// prints: <value>'"]
     return [f"the rule prints {value}, expected {text}" for value, text in zip(values, printed)
             if not any(one.strip() in value for one in text.split(" | "))]
+
+
+def unnamed(path: pathlib.Path, source: str, output: str) -> list[str]:
+    """The lines of a file that the output should name and does not: FILE:12: or, of nvcc, FILE(12) or `at line 12 of "FILE"`."""
+    lines = [number for number, line in enumerate(source.splitlines(), 1) if line.endswith("// named")]
+    name = re.escape(path.name)
+    return [f"line {n} is not named" for n in lines if not re.search(rf"{name}(:{n}:|\({n}\))|at line {n} of \S*{name}", output)]
 
 
 def main() -> int:
@@ -112,7 +121,9 @@ def main() -> int:
             problems.append(f"{len(errors)} errors, expected 1")
         problems += wrong_values((compared(output) or [[]])[0], printed)
 
+    problems += unnamed(options.file, source, output)
     if options.front != "nvcc":
+        problems += [f"nothing shows: {text}" for text in re.findall(r"//\s*shows:\s*(.+)", source) if text.strip() not in output]
         fixed = subprocess.run([*command, "-DMOE_FIXED"], capture_output=True, text=True)
         if fixed.returncode != 0:
             problems.append("with -DMOE_FIXED it must compile, and does not:\n" + fixed.stderr[:4000])

@@ -5,11 +5,12 @@
 #include "../archetypes.hpp"
 
 using namespace moe_test;
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // g++ would name the same line and the field, as a second error
 
-Compose<>::Params params() {
+void construct(Compose<>::Comm& comm, Compose<>::Weights const& weights) {
 #ifdef MOE_FIXED
-  return {.max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1)};
+  Compose<> const layer(comm, weights, {.max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1)});
 #else
-  return {.max_tokens_per_rank = 8};
+  Compose<> const layer(comm, weights, {.max_tokens_per_rank = 8});  // named
 #endif
 }

@@ -11,6 +11,8 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/overlap.hpp"
 #include "moe/core/rule.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/placement.hpp"
@@ -141,6 +143,24 @@ using RoutingArguments =
 template <class... Lists>
 using FirstBrokenArgument = FirstBrokenRule<decltype(std::tuple_cat(std::declval<Lists>()...))>;
 
+/// Bytes of rows that check_rows() has accepted.
+template <class View>
+ByteRows bytes_of_rows(View const& v) {
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(typename View::element_type));
+  return {reinterpret_cast<std::uintptr_t>(v.data_handle()), v.extent(0), v.stride(0) * kBytes, v.extent(1) * kBytes};
+}
+/// E_ARG if output [M, H] shares memory with hidden_states [M, H] and is not the same rows: rows are read before they are written only
+/// where they are the same ones.
+template <class Hidden, class Output>
+void check_apart_or_same(Hidden const& hidden, Output const& output) {
+  ByteRows const read = bytes_of_rows(hidden), written = bytes_of_rows(output);
+  if (read.begin == written.begin && (read.rows <= 1 || read.stride == written.stride)) return;
+  if (!overlap(read, written)) return;
+  throw Error(ErrorCode::argument, text("output: it begins ", static_cast<std::int64_t>(written.begin - read.begin),
+                                        " bytes from hidden_states, with rows ", written.stride, " bytes apart where those are ",
+                                        read.stride, ", and overlaps them. Fix: other memory, or exactly the rows of hidden_states"));
+}
+
 /// Whether a layer can be constructed from arguments of these deduced types.
 template <class Comm, class Weights, class CommArg, class WeightsArg>
 inline constexpr bool kConstructs = std::is_convertible_v<CommArg, Comm&> && std::is_convertible_v<WeightsArg, Weights const&>;
@@ -157,12 +177,21 @@ T& refused_argument() {
   __builtin_unreachable();
 }
 
-/// The default of a parameter that has none: the error is the rule's sentence.
+/// The error is the rule's sentence.
 template <class Layer>
 ExpertPlacement missing_placement() {
   [[maybe_unused]] typename rules::PlacementIsGiven::template Broken<Layer> const error;
   return {1, 1};
 }
+
+/// The placement of a layer's parameters, which has no default. The field has no initialiser of its own: only so do compilers name the line
+/// of the program that leaves it out.
+template <class Layer>
+struct RequiredPlacement : ExpertPlacement {
+  using ExpertPlacement::ExpertPlacement;
+  RequiredPlacement(ExpertPlacement placement) : ExpertPlacement(std::move(placement)) {}
+  RequiredPlacement() : ExpertPlacement(missing_placement<Layer>()) {}
+};
 
 }  // namespace detail
 }  // namespace moe

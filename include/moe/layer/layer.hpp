@@ -54,7 +54,7 @@ class Layer {
     /// T_max: the most rows of one forward() on any rank. Required.
     std::int64_t max_tokens_per_rank = kMissing;
     /// Which rank owns which physical expert; for one rank ExpertPlacement(E, 1). Required.
-    ExpertPlacement placement = missing_placement<Layer>();
+    RequiredPlacement<Layer> placement;
     /// Unset: router and activation take what Config states (core/config_defaults.hpp), so that a preset's constants hold.
     typename RouterType::Params router = default_router_params<Config, typename RouterType::Params>();
     Quant quantization{};
@@ -75,20 +75,21 @@ class Layer {
   /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
   /// naming the first choice that differs between them.
   Layer(Comm& comm, Weights const& weights, Params const& p);
-  /// Other arguments, or these in another order: one error, which says what is wrong.
+  /// Other arguments, or these in another order: one error, which says what is wrong. The comment behind it is for compilers that print it.
   template <class CommArg, class WeightsArg>
     requires(!kConstructs<Comm, Weights, CommArg, WeightsArg>)
-  Layer(CommArg&&, WeightsArg&&, Params const& p)
+  Layer(CommArg&&, WeightsArg&&, Params const& p)  // Fix: if no constructor takes the braces, Layer::Params const p{...}; names the field
       : Layer(refused_argument<ConstructorArguments<Comm, Weights, CommArg, WeightsArg>, Comm>(), refused_argument<NoArguments, Weights>(),
               p) {}
   ~Layer();
   Layer(Layer&&) = delete;  // immovable: kernels, graphs and peers hold its addresses. Fix: keep it in std::optional or std::unique_ptr
   Layer& operator=(Layer&&) = delete;
 
-  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0. Enqueues
-  /// on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is wrong (E_ARG,
-  /// E_CAPACITY) or while its weights are replaced (E_STATE); the other ranks then get E_PEER. Views of another element, rank or width do
-  /// not compile. Zero experts are not added: a Runner does that, or the caller (routing/zero_experts.hpp).
+  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0. output
+  /// may be hidden, the same rows; it may not overlap hidden otherwise (E_ARG), nor any other input. Enqueues on `stream` and returns (host
+  /// space: returns when done). No allocation. Throws before any work if an argument is wrong (E_ARG, E_CAPACITY) or while its weights are
+  /// replaced (E_STATE); the other ranks then get E_PEER. Views of another element, rank or width do not compile. Zero experts are not
+  /// added: a Runner does that, or the caller (routing/zero_experts.hpp).
   template <class HiddenArg, class LogitsArg, class OutputArg, class Probe = NoProbe>
   void forward(HiddenArg const& hidden, LogitsArg const& logits, OutputArg const& output, ForwardOptions const& options = {},
                Stream<Space> stream = {}, Probe&& probe = {}) {

@@ -73,14 +73,15 @@ class Runner {
   /// Other arguments, or these in another order: one error, which says what is wrong.
   template <class CommArg, class WeightsArg>
     requires(!detail::kConstructs<Comm, typename Layer::Weights, CommArg, WeightsArg>)
-  Runner(CommArg&&, WeightsArg&&, Params const& p)
+  Runner(CommArg&&, WeightsArg&&, Params const& p)  // Fix: if no constructor takes the braces, Runner::Params const p{...}; names the field
       : Runner(detail::refused_argument<detail::ConstructorArguments<Comm, typename Layer::Weights, CommArg, WeightsArg>, Comm>(),
                detail::refused_argument<detail::NoArguments, typename Layer::Weights>(), p) {}
   ~Runner();
   Runner(Runner&&) = delete;  // immovable, as its layer. Fix: keep it in std::optional or std::unique_ptr
   Runner& operator=(Runner&&) = delete;
 
-  /// Collective. hidden [M, H] → output [M, H], which may be hidden. Enqueues on `stream` (host space: returns when done). No allocation.
+  /// Collective. hidden [M, H] → output [M, H], which may be hidden, the same rows, and may not overlap it otherwise (E_ARG), nor any other
+  /// input. Enqueues on `stream` (host space: returns when done). No allocation.
   /// Throws before any work if an argument is wrong (E_ARG, E_CAPACITY) or while the layer's weights are replaced (E_STATE); the other
   /// ranks then get E_PEER. Options as the layer's, but for shared_weights, which is the runner's; output rows of padding are undefined.
   /// With a gate inside.
