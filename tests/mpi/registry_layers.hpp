@@ -138,6 +138,13 @@ class Subject {
                    moe::make_rows(out.data(), in.rows, kHidden));
     return out;
   }
+  /// The output written over the input.
+  std::vector<float> forward_in_place(Input const& in, int num_experts) {
+    std::vector<float> rows = in.hidden;
+    layer_.forward(moe::make_rows(static_cast<float const*>(rows.data()), in.rows, kHidden),
+                   moe::make_rows(in.logits.data(), in.rows, num_experts), moe::make_rows(rows.data(), in.rows, kHidden));
+    return rows;
+  }
   /// forward_routed() with the routing of the last call, in arrays of the caller.
   std::vector<float> forward_routed(Input const& in) {
     auto const slots = layer_.topk_ids().size();
@@ -278,6 +285,7 @@ class CompositionTest : public testing::Test {
       check_routing(subject.topk_ids(), expected);
       if (round == 0) {
         EXPECT_EQ(subject.forward_routed(in), got) << "the same routing from the caller";
+        EXPECT_EQ(subject.forward_in_place(in, s_.num_experts), got) << "the output over the input";
       }
     }
     ++compositions_run;

@@ -99,6 +99,44 @@ TEST_F(LayerTest, WrongShapesAreRefusedBeforeAnyWorkAndTellThePeers) {
   EXPECT_FLOAT_EQ(y[64], x[64]);
 }
 
+TEST_F(LayerTest, OutputIsTheInputOrApartFromIt) {
+  std::vector<float> const was = x;
+  // Rows of 64 floats that begin `at` floats behind those of hidden and lie `stride` floats apart.
+  auto const forward = [&](std::int64_t rows, std::int64_t at, std::int64_t stride) {
+    layer.forward(make_strided_rows<64>(static_cast<float const*>(x.data() + 256), rows, 64, 128), logits(rows),
+                  make_strided_rows<64>(x.data() + 256 + at, rows, 64, stride));
+  };
+  forward(3, 0, 128);
+  EXPECT_EQ(x, was) << "identity experts, in place";
+  forward(3, 64, 128);  // the other half of each row's memory
+  EXPECT_EQ(x[256 + 64], was[256]);
+  forward(3, -192, 64);  // right before it
+  forward(1, 0, 999);    // one row has no stride
+  forward(0, 1, 64);
+  int const before = layer.exchange().abandoned;
+  for (auto const& [rows, at, stride] : {std::array<std::int64_t, 3>{3, 0, 64},
+                                         {3, 128, 128},
+                                         {3, 1, 128},
+                                         {3, -1, 128},
+                                         {1, 63, 128},
+                                         {1, -63, 64},
+                                         {3, -191, 64},
+                                         {3, 64, 65}}) {
+    SCOPED_TRACE(text(rows, " rows at ", at, ", ", stride, " apart"));
+    expect_error(ErrorCode::argument, text("output: it begins ", 4 * at, " bytes from hidden_states, with rows ", 4 * stride),
+                 [&] { forward(rows, at, stride); });
+  }
+  EXPECT_EQ(layer.exchange().abandoned, before + 8);
+}
+
+TEST_F(LayerTest, RowsOfAnotherWidthAreNoStride) {
+  expect_error(ErrorCode::argument, "make_rows<64>: rows of 128 elements, expected 64. Fix: make_strided_rows<64>(data, rows, 64, stride)",
+               [&] { make_rows<64>(x.data(), 8, 128); });
+  expect_error(ErrorCode::argument, "rows of 128 elements, expected 64", [&] { make_strided_rows<64>(x.data(), 8, 128, 128); });
+  EXPECT_EQ(make_strided_rows<64>(x.data(), 8, 64, 128).stride(0), 128);
+  EXPECT_EQ(make_rows(x.data(), 8, 128).stride(0), 128);
+}
+
 TEST_F(LayerTest, ContradictionsAreRefusedAtConstruction) {
   auto p = params();
   p.shape.hidden = 128;

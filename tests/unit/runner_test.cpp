@@ -326,6 +326,12 @@ TEST(Runner, SharedExpertsScalingAndNorm) {
         std::vector<float> in_place = w.hidden;
         runner.forward(rows(in_place, kHidden), rows(logits, kExperts), rows(in_place, kHidden));
         EXPECT_EQ(in_place, out);
+        std::vector<float> longer = w.hidden;
+        longer.resize(longer.size() + kHidden);
+        expect_error(ErrorCode::argument, text("output: it begins ", 4 * kHidden, " bytes from hidden_states"), [&] {
+          runner.forward(make_rows(static_cast<float const*>(longer.data()), kRows, kHidden), rows(logits, kExperts),
+                         make_rows(longer.data() + kHidden, kRows, kHidden));
+        });
       }
     }
   }

@@ -296,8 +296,8 @@ class LayerRunner final : public Runner {
       throw;
     }
   }
-  /// E_ARG if output shares memory with what the call reads. No composition promises to have read a row before it writes one, so that an
-  /// output in the place of hidden is refused like any other.
+  /// E_ARG if output shares memory with what the call reads. An output in the place of hidden, which a layer takes, is refused like any
+  /// other: moe.h does not promise that every composition behind it has read a row before it writes one.
   void refuse_overlap(Call const& call, moe_forward_options const& options) const {
     ByteRows const output = bytes_of(*call.output);
     auto const refuse_if = [&](char const* what, ByteRows const& read) {

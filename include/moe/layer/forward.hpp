@@ -200,6 +200,7 @@ void Layer<C>::validate(Hidden hidden, Output output) const {
   expect_size("output: rows", output.extent(0), m);
   check_layer_rows("hidden_states", hidden);
   check_layer_rows("output", output);
+  check_apart_or_same(hidden, output);
   if (m > max_tokens_) {
     throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
   }

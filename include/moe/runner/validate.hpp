@@ -31,6 +31,7 @@ void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> o
   expect("output: rows", output.extent(0), hidden.extent(0));
   detail::check_rows("hidden_states", hidden);
   detail::check_rows("output", output);
+  detail::check_apart_or_same(hidden, output);
 }
 
 /// What can be said of a batch's routing before it is cut.
