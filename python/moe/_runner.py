@@ -34,8 +34,11 @@ by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
 _next_key = 0
 _lock = threading.Lock()
 
-#: Fields of a router whose values are names; the others are numbers or arrays.
+#: Fields of a router by the kind of their values: those of `moe_router_config`, which the extension reads.
 ROUTER_NAMES = ("scoring", "order", "selection", "renorm", "group_score", "zero_expert", "degenerate")
+ROUTER_NUMBERS = ("num_experts", "topk", "renorm_eps", "renorm_p", "routed_scaling_factor", "num_expert_group", "topk_group",
+                  "logit_softcap", "sparsemixer_eps", "num_zero_experts")  # fmt: skip
+ROUTER_ARRAYS = ("correction_bias", "per_expert_scale", "hash_table")
 UNGATED = ("silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul")
 
 
@@ -417,12 +420,14 @@ class Runner:
 
 
 def check_router(router: Mapping[str, Any]) -> None:
-    """ArgumentError for a field whose value has a wrong type. The library refuses unknown fields."""
+    """ArgumentError for a field whose value has a wrong type. The extension refuses unknown fields."""
     for key, value in router.items():
         if key in ROUTER_NAMES and not isinstance(value, str):
             raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected a name")
-        if key not in ROUTER_NAMES and not hasattr(value, "__dlpack__"):
+        if key in ROUTER_NUMBERS:
             number(f"router.{key}", value)
+        if key in ROUTER_ARRAYS and not hasattr(value, "__dlpack__"):
+            raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected an array")
 
 
 def no_gradient(name: str) -> UnsupportedError:

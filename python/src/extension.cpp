@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -60,36 +61,34 @@ class Members {
   void read(char const* key, float& member) { assign<double>(key, member); }
   void read(char const* key, DLTensor const*& member) { assign<DLTensor*>(key, member); }
   void read(char const* key, char const*& member) {
+    known_.emplace(key);
     if (auto const found = values_.find(key); found != values_.end()) {
       texts_.emplace_back(std::string((*found).second.cast<ffi::String>()));
       member = texts_.back().c_str();
-      ++read_;
     }
   }
   /// After all members were read: a key that names none of them is an error.
   void finish() const {
-    if (read_ != values_.size()) {
-      std::string keys;
-      for (auto const& [key, value] : values_) {
-        keys += (keys.empty() ? "" : ", ") + std::string(key);
-      }
-      throw ffi::Error("moe.MOE_E_CONFIG", std::string("E_CONFIG: ") + what_ + ": a member is unknown; given: " + keys, "");
+    for (auto const& [key, value] : values_) {
+      if (known_.contains(std::string(key))) continue;
+      std::string known;
+      for (std::string const& one : known_) known += (known.empty() ? "" : ", ") + one;
+      throw ffi::Error("moe.MOE_E_CONFIG", std::string("E_CONFIG: ") + what_ + ": '" + std::string(key) + "' is not known, known: " + known,
+                       "");
     }
   }
 
  private:
   template <class Read, class Member>
   void assign(char const* key, Member& member) {
-    if (auto const found = values_.find(key); found != values_.end()) {
-      member = static_cast<Member>((*found).second.cast<Read>());
-      ++read_;
-    }
+    known_.emplace(key);
+    if (auto const found = values_.find(key); found != values_.end()) member = static_cast<Member>((*found).second.cast<Read>());
   }
 
   char const* what_;
   Dictionary values_;
   std::deque<std::string> texts_;
-  std::size_t read_ = 0;
+  std::set<std::string> known_;
 };
 
 /// The stream of a call: the given one, or with -1 the one that the caller's framework has made current for the array's device.

@@ -2,10 +2,12 @@
 # tests/python/test_bad_arguments.py: every bad argument is an exception of the package that names the argument; what must not be written
 # is not written.
 import ctypes
+import inspect
 
 import moe
 import numpy as np
 import pytest
+from moe import _runner
 
 HIDDEN = np.ones((4, 64), np.float32)
 IDS = np.tile(np.array([0, 1], np.int32), (4, 1))
@@ -135,6 +137,10 @@ CASES = [
     (lambda: runner(router=[1]), moe.ArgumentError, "router: is of type list, expected a dict"),
     (lambda: runner(router={"scoring": 3}), moe.ArgumentError, "router.scoring: is of type int, expected a name"),
     (lambda: runner(router={"renorm_eps": "x"}), moe.ArgumentError, "router.renorm_eps: is 'x' of type str, expected a number"),
+    (lambda: runner(router={"scorin": "softmax"}), moe.ConfigError, "router: 'scorin' is not known, known: correction_bias, degenerate, "),
+    (lambda: runner(router={"num_experts": 8, "top_k": 2}), moe.ConfigError, "router: 'top_k' is not known, known: .*, topk, "),
+    (lambda: runner(router={"bias": W2[0]}), moe.ConfigError, "router: 'bias' is not known, known: "),
+    (lambda: runner(router={"hash_table": 1}), moe.ArgumentError, "router.hash_table: is of type int, expected an array"),
     (lambda: runner().forward_routed(None, IDS, WEIGHTS), moe.ArgumentError, "hidden: is of type NoneType"),
     (lambda: moe.route([[1.0]], 1), moe.ArgumentError, "logits: is of type list"),
     (lambda: moe.route(np.zeros((2, 4), np.float32), "2"), moe.ArgumentError, "topk: is '2' of type str"),
@@ -158,6 +164,15 @@ CASES = [
 def test_each_is_named(call, error, text):
     with pytest.raises(error, match=f"^{error.code}: {text}"):
         call()
+
+
+def test_the_fields_of_a_router_are_those_of_the_extension_and_of_route():
+    known = sorted([*_runner.ROUTER_NAMES, *_runner.ROUTER_NUMBERS, *_runner.ROUTER_ARRAYS])
+    with pytest.raises(moe.ConfigError, match=f"^E_CONFIG: router: 'colour' is not known, known: {', '.join(known)}$"):
+        _runner._library.route({"colour": 3}, np.zeros((2, 4), np.float32), None, IDS, WEIGHTS, 0)
+    assert sorted({*inspect.signature(moe.route).parameters, "num_experts"} - {"logits", "token_ids"}) == known
+    with pytest.raises(TypeError, match="'scorin'"):
+        moe.route(np.zeros((2, 4), np.float32), 2, scorin="softmax")
 
 
 def test_what_is_closed_says_so():
