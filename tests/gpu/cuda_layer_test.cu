@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../expect_error.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/cuda_graph.hpp"
@@ -101,6 +102,21 @@ class Problem {
                    make_rows(static_cast<float const*>(logits_.data()), rows, kExperts), make_rows(output_.data(), rows, kHidden), {},
                    stream);
   }
+  /// The output over the input, `at` elements behind its beginning.
+  void launch_over_input(std::int64_t rows, std::int64_t at) {
+    layer_.forward(make_rows(static_cast<T const*>(hidden_.data()), rows, kHidden),
+                   make_rows(static_cast<float const*>(logits_.data()), rows, kExperts), make_rows(hidden_.data() + at, rows, kHidden), {},
+                   Stream<Space>{});
+  }
+  std::vector<float> forward_in_place(std::int64_t rows, unsigned seed) {
+    fill(rows, seed);
+    launch_over_input(rows, 0);
+    std::vector<T> y(static_cast<std::size_t>(kMaxTokens * kHidden));
+    hidden_.copy_to_host(y.data());
+    std::vector<float> out;
+    for (std::int64_t i = 0; i < rows * kHidden; ++i) out.push_back(to_float(y[static_cast<std::size_t>(i)]));
+    return out;
+  }
   /// Routes nothing: ids and weights [rows, kTopK] of the host.
   template <class Id>
   std::vector<T> forward_routed(std::int64_t rows, std::vector<Id> const& ids, std::vector<float> const& weights,
@@ -186,6 +202,23 @@ TEST(CudaLayer, Bf16EqualsHost) { host_equals_device<bf16, quantization::None>(2
 TEST(CudaLayer, Fp8BlockEqualsHost) {
   host_equals_device<float, quantization::Fp8Block<>>(2e-2);
 }  // a requantised value may change by one code
+
+template <class Quant, class Space, class Experts>
+void output_is_the_input_or_apart() {
+  Problem<bf16, Quant, Space, Experts> layer;
+  for (std::int64_t rows : {1, 7, 64}) EXPECT_EQ(layer.forward_in_place(rows, 9), layer.forward(rows, 9)) << rows << " rows";
+  layer.launch_over_input(7, 7 * kHidden);
+  layer.launch_over_input(0, 8);
+  for (std::int64_t at : {8, kHidden, 6 * kHidden}) {
+    moe_test::expect_error(ErrorCode::argument, text("output: it begins ", 2 * at, " bytes from hidden_states"),
+                           [&] { layer.launch_over_input(7, at); });
+  }
+}
+TEST(CudaLayer, OutputIsTheInputOrApartFromIt) {
+  output_is_the_input_or_apart<quantization::None, space::host, experts::Reference<>>();
+  output_is_the_input_or_apart<quantization::None, space::cuda, experts::CudaReference>();
+  output_is_the_input_or_apart<quantization::Fp8Block<>, space::cuda, experts::CudaReference>();
+}
 
 TEST(CudaLayer, ARouterWithALaunchOfItsOwn) {
   Problem<float, quantization::None, space::cuda, experts::CudaReference> by_row;
