@@ -24,7 +24,7 @@ using moe::ErrorCode;
 using moe::text;
 
 struct CheckOptions {
-  std::string composition;
+  std::vector<std::string> compositions;
   bool json = false;
 };
 
@@ -51,12 +51,17 @@ Names parse(std::string const& composition) {
   return names;
 }
 
-/// How to build a composition that breaks no rule, as `moe list compositions` says; empty if it is in this program.
-std::string builds(Names const& n, Judgement const& j) {
+/// The row of `moe list compositions`, with the router, of a composition that breaks no rule.
+CompositionRow row_of(Names const& n, Judgement const& j) {
   for (CompositionRow const& row : compositions()) {
     if (row.quantization == n[2] && row.backend == n[3] && row.experts == n[4] && row.space == j.space && row.experts_space == j.space) {
-      if (row.refused == nullptr) return row.builds;
-      return text("this program's layers have run-time types, for which: ", row.refused);
+      CompositionRow found = row;
+      found.condition = j.condition;
+      if (row.refused != nullptr) {
+        found.builds = text("this program's layers have run-time types, for which: ", row.refused);
+        found.refused = nullptr;
+      }
+      return found;
     }
   }
   throw Error(ErrorCode::internal, text("the registry has no composition ", n[2], ", ", n[3], ", ", n[4]));
@@ -68,34 +73,52 @@ std::string note(Names const& n, Judgement const& j) {
   return own ? std::string{} : text(n[0], " routes with ", j.router, ", not with ", n[1]);
 }
 
-void run(CheckOptions const& o) {
+/// Prints what is said of one composition. How many rules it breaks.
+std::size_t print(std::string const& composition, CheckOptions const& o) {
   Names names;
   Judgement judgement;
   try {
-    names = parse(o.composition);
+    names = parse(composition);
     judgement = judge(names);
   } catch (Error const& e) {
     throw CLI::ValidationError("check", e.message());
   }
   std::vector<Rule> const& broken = judgement.broken;
-  std::string const missing = broken.empty() ? builds(names, judgement) : "";
-  std::string_view const answer = !broken.empty() ? "no" : missing.empty() ? "yes" : "not in this program";
+  std::string_view answer = "no";
+  std::string why;
+  if (broken.empty()) {
+    CompositionRow const row = row_of(names, judgement);
+    answer = row.answer();
+    why = row.why();
+  }
   std::string const remark = note(names, judgement);
   if (o.json) {
     nlohmann::json rules = nlohmann::json::array();
     for (Rule const& rule : broken) rules.push_back({{"rule", rule.name}, {"why", rule.sentence}});
     nlohmann::json const out{{"answer", answer},    {"config", names[0]},  {"router", names[1]}, {"quantization", names[2]},
                              {"backend", names[3]}, {"experts", names[4]}, {"rules", rules},     {"space", judgement.space},
-                             {"why", missing},      {"note", remark}};
+                             {"why", why},          {"note", remark}};
     fmt::print("{}\n", out.dump());
   } else {
+    if (!broken.empty() && o.compositions.size() > 1) fmt::print("{}: no\n", composition);
     for (Rule const& rule : broken) fmt::print("{}: {}\n", rule.name, rule.sentence);
-    if (broken.empty()) fmt::print("{}: {}{}{}\n", o.composition, answer, missing.empty() ? "" : ": ", missing);
+    if (broken.empty()) fmt::print("{}: {}{}{}\n", composition, answer, why.empty() ? "" : ": ", why);
     if (!remark.empty()) fmt::print("note: {}\n", remark);
   }
-  if (!broken.empty()) {
-    throw Error(ErrorCode::config, text(o.composition, ": breaks ", broken.size(), broken.size() == 1 ? " rule" : " rules"));
+  return broken.size();
+}
+
+void run(CheckOptions const& o) {
+  std::size_t refused = 0, rules = 0;
+  for (std::string const& composition : o.compositions) {
+    rules = print(composition, o);
+    refused += rules > 0 ? 1 : 0;
   }
+  if (refused == 0) return;
+  if (o.compositions.size() > 1) {
+    throw Error(ErrorCode::config, text(refused, " of ", o.compositions.size(), " compositions break rules"));
+  }
+  throw Error(ErrorCode::config, text(o.compositions.front(), ": breaks ", rules, rules == 1 ? " rule" : " rules"));
 }
 
 }  // namespace
@@ -108,11 +131,11 @@ void add_check(CLI::App& app) {
   auto o = std::make_shared<CheckOptions>();
   check
       ->add_option(
-          "composition", o->composition,
-          "\"Config, Router, Quantization, Backend, Experts\": a model of `moe list models`, or dynamic for dimensions of run time "
-          "in bf16, and names of `moe list policies`. A backend of both spaces is the one of the experts' space")
+          "composition", o->compositions,
+          "One or several of \"Config, Router, Quantization, Backend, Experts\": a model of `moe list models`, or dynamic for "
+          "dimensions of run time in bf16, and names of `moe list policies`. A backend of both spaces is the one of the experts' space")
       ->required();
-  check->add_flag("--json", o->json, "Print one JSON object");
+  check->add_flag("--json", o->json, "Print a JSON object for each, one a line");
   check->callback([o] {
     require_one_rank("check");
     run(*o);

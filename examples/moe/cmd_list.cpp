@@ -121,28 +121,6 @@ void print_models(bool as_json) {
 
 // ---- Compositions.
 
-/// The router's constraint: every composition runs with every router, except that batched backends take the weight on the input only for
-/// topk = 1, and that experts which route inside need a router of the library that chooses row by row.
-std::string router_condition(ListOptions const& o, CompositionRow const& row) {
-  bool on_input = false, inside = true;
-  if (!o.router.empty()) {
-    registry::with_policy(registry::routers, "router", o.router, [&](auto type) {
-      using Router = typename decltype(type)::type;
-      using Inside = typename decltype(+registry::host_experts_inside[hana::size_c<0>])::type;
-      on_input = Router::kWeightOnInput;
-      inside = facts::supports_router<Inside, Router>();
-    });
-  }
-  if (row.routes_inside && !inside && row.refused == nullptr) return "not with this router: the experts route inside";
-  return on_input && row.batched && row.refused == nullptr ? "with topk = 1 only: this router weights the input" : "";
-}
-
-std::string why(ListOptions const& o, CompositionRow const& row) {
-  std::string const condition = router_condition(o, row);
-  std::string reason = row.refused != nullptr ? row.refused : row.builds;
-  return reason.empty() ? condition : condition.empty() ? reason : text(reason, "; ", condition);
-}
-
 void print_rows(ListOptions const& o, std::vector<CompositionRow> const& rows) {
   json out = json::array();
   for (CompositionRow const& r : rows) {
@@ -153,11 +131,11 @@ void print_rows(ListOptions const& o, std::vector<CompositionRow> const& rows) {
                      {"space", r.space},
                      {"experts", r.experts},
                      {"router", o.router.empty() ? "any" : o.router},
-                     {"why", why(o, r)}});
+                     {"why", r.why()}});
     } else {
       std::string const answer = text(r.answer(), r.answer() == "yes" ? "" : ":");
       std::string const line =
-          fmt::format("{:<20} {:<17} {:<30} {:<18} {}", answer, r.quantization, text(r.backend, " (", r.space, ")"), r.experts, why(o, r));
+          fmt::format("{:<20} {:<17} {:<30} {:<18} {}", answer, r.quantization, text(r.backend, " (", r.space, ")"), r.experts, r.why());
       fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
     }
   }
@@ -218,6 +196,9 @@ void print_compositions(ListOptions const& o) {
     return !(keep(o.space, r.space) && keep(o.space, r.experts_space) && keep(o.backend, r.backend) && keep(o.experts, r.experts) &&
              keep(o.quantization, r.quantization));
   });
+  if (!o.router.empty()) {
+    for (CompositionRow& r : rows) r = with_router(r, o.router);
+  }
   if (!o.filtered() && !o.json) {
     print_summary(rows);
     return;

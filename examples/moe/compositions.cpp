@@ -10,6 +10,7 @@
 
 #include "examples/moe/cuda/instances.hpp"
 #include "examples/moe/job.hpp"
+#include "examples/moe/judge.hpp"
 #include "examples/moe/policy_lists.hpp"
 #include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
@@ -136,7 +137,6 @@ constexpr auto kCells = cells_of_quantizations(Quantizations());
 
 struct BackendNames {
   std::string_view name, space;
-  bool batched;
 };
 struct ExpertsNames {
   std::string_view name, space;
@@ -144,7 +144,7 @@ struct ExpertsNames {
 };
 template <class... Types>
 constexpr auto backend_names(Pack<Types...>) {
-  return std::array{BackendNames{Types::kName, Types::Space::kName, Types::kFormat == moe::ActivationFormat::batched}...};
+  return std::array{BackendNames{Types::kName, Types::Space::kName}...};
 }
 template <class... Types>
 constexpr auto experts_names(Pack<Types...>) {
@@ -198,8 +198,6 @@ std::vector<CompositionRow> make_rows() {
                         .space = backends[b].space,
                         .experts = experts[e].name,
                         .experts_space = experts[e].space,
-                        .batched = backends[b].batched,
-                        .routes_inside = experts[e].inside,
                         .refused = cell.refused,
                         .run = cell.run,
                         .builds = build_hint(cell.missing, backends[b], experts[e])});
@@ -214,6 +212,19 @@ std::vector<CompositionRow> make_rows() {
 std::vector<CompositionRow> const& compositions() {
   static std::vector<CompositionRow> const all = make_rows();
   return all;
+}
+
+std::string CompositionRow::why() const {
+  if (refused != nullptr) return refused;
+  return text(builds, builds.empty() || condition.empty() ? "" : "; ", condition);
+}
+
+CompositionRow with_router(CompositionRow row, std::string const& router) {
+  if (row.refused != nullptr) return row;
+  Judgement const j = judge({"dynamic", router, std::string(row.quantization), std::string(row.backend), std::string(row.experts)});
+  if (!j.broken.empty()) row.refused = j.broken.front().sentence;
+  row.condition = j.condition;
+  return row;
 }
 
 bool routes_inside(std::string_view experts) {

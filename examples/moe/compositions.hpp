@@ -23,18 +23,22 @@ struct CompositionRow {
   std::string_view space;  ///< of the backend
   std::string_view experts;
   std::string_view experts_space;
-  bool batched = false;           ///< the backend delivers batches by expert
-  bool routes_inside = false;     ///< the experts make the router's choice
   char const* refused = nullptr;  ///< the sentence of the rule that forbids it
   Runner run = nullptr;           ///< runs a job with it; null: not in this program
   std::string builds{};           ///< how to build a composition that is in the library but not in this program
+  std::string_view condition{};   ///< under which it works with the router of with_router()
 
   /// "yes", "not in this program" or "no".
   std::string_view answer() const { return refused != nullptr ? "no" : run != nullptr ? "yes" : "not in this program"; }
+  /// Of an answer: the rule, how to build it, the condition; empty for a plain yes.
+  std::string why() const;
 };
 
 /// The product of the registry's lists, quantisations outermost.
 std::vector<CompositionRow> const& compositions();
+
+/// The row, which has the run-time router, with the router of that name, as `moe check` judges it.
+CompositionRow with_router(CompositionRow row, std::string const& router);
 
 /// Whether the experts of that name make the router's choice, so that a result has no routing.
 bool routes_inside(std::string_view experts);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -169,6 +170,13 @@ void check_names(Names const& n) {
   }
 }
 
+template <class List>
+struct NamesOf;
+template <class... Verdicts>
+struct NamesOf<std::tuple<Verdicts...>> {
+  static constexpr std::array<std::string_view, sizeof...(Verdicts)> kNames{Verdicts::kRule...};
+};
+
 template <class R>
 constexpr Rule rule() {
   return {R::kName, R::kSentence};
@@ -204,7 +212,14 @@ Judgement judge(Names const& n) {
   add(kCarries[quant][b], CarriesRule<Quant, Backend>::kRules);
   require(moe::detail::rows_aligned(experts.space, config.hidden, config.element_bytes), rule<rules::RowsAligned>());
   add(config.scheme[quant][e], SchemeRules<Dynamic, Quant, Experts>::kRules);
-  return {.broken = std::move(broken), .space = experts.space == SpaceKind::cuda ? "cuda" : "host", .router = config.router};
+  // The order in which a compiler would report them; the list is the same for all policies.
+  constexpr auto kOrder = NamesOf<moe::detail::Verdicts<Dynamic, routing::AnyRouter, Quant, Backend, Experts>::type>::kNames;
+  std::ranges::sort(broken, {}, [&](Rule const& one) { return std::ranges::find(kOrder, one.name) - kOrder.begin(); });
+  bool const only_topk_one = config.topk == dynamic && !moe::detail::weight_on_input_fits(kWeightOnInput[router], backend.format, 2);
+  return {.broken = std::move(broken),
+          .space = experts.space == SpaceKind::cuda ? "cuda" : "host",
+          .router = config.router,
+          .condition = only_topk_one ? "with topk = 1 only: this router weights the input" : ""};
 }
 
 }  // namespace moe_tool

@@ -14,13 +14,14 @@ using Names = std::array<std::string, 5>;
 inline constexpr std::array<char const*, 5> kPositions{"Config", "Router", "Quantization", "Backend", "Experts"};
 
 struct Rule {
-  std::string_view name;
-  std::string_view sentence;
+  char const* name;
+  char const* sentence;
 };
 struct Judgement {
-  std::vector<Rule> broken;
-  std::string_view space;   ///< of the experts; the backend is the one of that name in this space, if there is one
-  std::string_view router;  ///< the model's own; "any" of run-time dimensions
+  std::vector<Rule> broken;    ///< in the order in which a compiler would report them
+  std::string_view space;      ///< of the experts; the backend is the one of that name in this space, if there is one
+  std::string_view router;     ///< the model's own; "any" of run-time dimensions
+  std::string_view condition;  ///< under which a composition of run-time dimensions works with this router; empty: none
 };
 
 /// E_CONFIG for a name that its position does not take.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/check_test.py: `moe check` prints every rule that a composition breaks; its answer for each composition of run-time dimensions
-# is that of `moe list compositions`: yes, not in this program, or no.
+# and each router is that of `moe list compositions`: yes, not in this program, or no, with the same reason.
 import json
 
 from expectations import expect, finish
@@ -19,7 +19,7 @@ out = check("Qwen3-30B-A3B, softmax_topk_renormalize, none, naive, onednn",
             0, ["Qwen3-30B-A3B, softmax_topk_renormalize, none, naive, onednn"])
 expect(out.endswith(": yes\n"), out)
 out = check("Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous", 1,
-            ["ActivationFormatMatches", "BackendCarriesQuantization", "ExpertsSupportQuantization"],
+            ["ActivationFormatMatches", "ExpertsSupportQuantization", "BackendCarriesQuantization"],
             "moe: E_CONFIG: Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous: breaks 3 rules")
 expect("Fix: pair a standard backend with standard experts" in out, out)
 check("Mixtral-8x7B, llama4, none, low_latency, onednn", 1, ["WeightOnInputNeedsTopKOne", "note"], "breaks 1 rule")
@@ -72,5 +72,31 @@ for row in rows:
         rules = "".join(f"{rule['rule']}: {rule['why']}\n" for rule in got["rules"])
         expect(rules == run.stdout if row["answer"] == "no" else got["rules"] == [] and got["why"] == row["why"], f"{row}: {got}")
 expect(answers == {"yes", "not in this program", "no"}, answers)
+
+# Every row with every router.
+compared = 0
+for router in [line.split()[0] for line in moe("list", "routers", ranks=0).stdout.splitlines()]:
+    rows = [row for row in json.loads(moe("list", "compositions", "--router", router, "--json", ranks=0).stdout)
+            if "different memory spaces" not in row["why"]]
+    names = [f"dynamic, {router}, {row['quantization']}, {row['backend']}, {row['experts']}" for row in rows]
+    run = moe("check", "--json", *names, ranks=0)
+    judged = [json.loads(line) for line in run.stdout.splitlines()]
+    refused = sum(row["answer"] == "no" for row in rows)
+    expect(run.returncode == (1 if refused else 0), f"{router}: {run.returncode}, {run.stderr}")
+    expect(not refused or f"{refused} of {len(rows)} compositions break rules" in run.stderr, f"{router}: {run.stderr}")
+    expect(len(judged) == len(rows) > 1000, f"{router}: {len(judged)} lines for {len(rows)} rows")
+    for name, row, got in zip(names, rows, judged):
+        why = got["rules"][0]["why"] if got["rules"] else got["why"]
+        expect((got["answer"], why, got["space"]) == (row["answer"], row["why"], row["space"]), f"{name}: check {got}, list {row}")
+        compared += 1
+expect(compared > 50000, f"{compared} rows were compared")
+print(f"{compared} rows, the same answer of check and list")
+
+# Several compositions: the text names each.
+run = moe("check", "dynamic, llama4, none, pplx, onednn", "dynamic, external, none, naive, monolithic_reference", ranks=0)
+condition, name, rule = run.stdout.splitlines()
+expect(condition == "dynamic, llama4, none, pplx, onednn: yes: with topk = 1 only: this router weights the input", condition)
+expect(name == "dynamic, external, none, naive, monolithic_reference: no" and rule.startswith("MonolithicRouter: "), run.stdout)
+expect(run.returncode == 1 and "1 of 2 compositions break rules" in run.stderr, run)
 
 finish()
