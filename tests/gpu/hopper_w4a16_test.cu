@@ -189,6 +189,11 @@ TEST(HopperW4A16, Batched) {
   NEEDS_HOPPER();
   moe_test::batched_equals_oracle<Int4Group128, experts::HopperW4A16>(kTolerance);
 }
+TEST(HopperW4A16, WorkersLimitTheMultiprocessors) {
+  NEEDS_HOPPER();
+  moe_test::workers_limit_the_multiprocessors<Int4Group128, experts::HopperW4A16>(kTolerance);
+  moe_test::workers_limit_the_multiprocessors<Mxfp4, experts::HopperW4A16>(kTolerance);
+}
 TEST(HopperW4A16, WeightsChangedInPlaceArePackedAnew) {
   NEEDS_HOPPER();
   moe_test::weights_changed_in_place_are_packed_anew<Mxfp4, experts::HopperW4A16>();

@@ -89,6 +89,26 @@ TYPED_TEST(HopperW4A8Int4, ScalesOfAnyMagnitudeAndSign) {
   }
 }
 TYPED_TEST(HopperW4A8Int4, SkewedLoads) { moe_test::skewed_loads_equal_oracle<TypeParam, Experts>({16, 384, 256, 4}, kTolerance); }
+TYPED_TEST(HopperW4A8Int4, X3_ManyTokens) {
+  EXPECT_LT((standard_error<TypeParam, Experts>({8, 256, 192, 2}, 16384, Load::random, 90)), kTolerance);
+}
+// Tiles of 16 rows and of the largest. Without a gate a tile has two scale groups. Scales of bf16, which are held as they are: of few rows
+// one code of the intermediate that differs weighs more than what is compared.
+TYPED_TEST(HopperW4A8Int4, X2_X9_EveryActivationWithBiases) {
+  for (int k = 0; k < activation::kKinds; ++k) {
+    activation::Any act{static_cast<activation::Kind>(k)};
+    act.constants.limit = 1.5F;  // limits some of the values
+    for (int tokens : {4, 70, 700}) {
+      auto const seed = static_cast<std::uint64_t>(1000 + 10 * k);
+      double const error =
+          standard_error<TypeParam, Experts>({8, 256, 384, 2}, tokens, Load::random, seed, true, act, 0, false, Scales::of_bf16);
+      EXPECT_LT(error, tolerance(tokens)) << activation::name(act.kind) << ", " << tokens << " tokens";
+    }
+    double const error =
+        standard_error<TypeParam, Experts>({4, 128, 192, 1}, 60, Load::some_missing, 2000, false, act, 0, false, Scales::of_bf16);
+    EXPECT_LT(error, kTolerance) << activation::name(act.kind) << ", half a scale group";
+  }
+}
 TYPED_TEST(HopperW4A8Int4, ActivationsAndTheWeightOnTheInput) {
   for (activation::Any const& act : {kGptOss, activation::Any{activation::Kind::gelu}, activation::Any{activation::Kind::relu2_no_mul}}) {
     for (int tokens : {1, 70}) {
@@ -100,6 +120,11 @@ TYPED_TEST(HopperW4A8Int4, ActivationsAndTheWeightOnTheInput) {
 }
 TYPED_TEST(HopperW4A8Int4, GraphFollowsTheDevicesRowCount) { moe_test::graph_follows_the_devices_row_count<TypeParam, Experts>(); }
 TYPED_TEST(HopperW4A8Int4, Batched) { moe_test::batched_equals_oracle<TypeParam, Experts>(kTolerance); }
+// 2880 is 22.5 times 128: the last brick is half empty, and groups of 128 become groups of 64.
+TYPED_TEST(HopperW4A8Int4, BatchedOf2880) { moe_test::batched_equals_oracle<TypeParam, Experts>(kTolerance, 2880, 2880); }
+TYPED_TEST(HopperW4A8Int4, WorkersLimitTheMultiprocessors) {
+  moe_test::workers_limit_the_multiprocessors<TypeParam, Experts>(kFewRowsTolerance);
+}
 TYPED_TEST(HopperW4A8Int4, WeightsChangedInPlaceArePackedAnew) {
   moe_test::weights_changed_in_place_are_packed_anew<TypeParam, Experts>(192);
 }

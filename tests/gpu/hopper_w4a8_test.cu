@@ -243,6 +243,14 @@ TEST(HopperW4A8, Batched) {
   NEEDS_HOPPER();
   moe_test::batched_equals_oracle<Quant, Experts>(kTolerance);
 }
+TEST(HopperW4A8, BatchedOf2880) {
+  NEEDS_HOPPER();
+  moe_test::batched_equals_oracle<Quant, Experts>(kTolerance, 2880, 2880);
+}
+TEST(HopperW4A8, WorkersLimitTheMultiprocessors) {
+  NEEDS_HOPPER();
+  moe_test::workers_limit_the_multiprocessors<Quant, Experts>(kFewRowsTolerance);
+}
 TEST(HopperW4A8, WeightsChangedInPlaceArePackedAnew) {
   NEEDS_HOPPER();
   moe_test::weights_changed_in_place_are_packed_anew<Quant, Experts>();

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -30,40 +31,108 @@ using StandardKernel = typename Experts::template Kernel<PackedConfig, Quant, Ac
 template <class Quant, class Experts>
 using BatchedKernel = typename Experts::template Kernel<PackedConfig, Quant, ActivationFormat::batched>;
 
-/// `Experts` and the oracle on one random batch: the relative error, after checking that a second run gives the same bits. Workspace and
-/// output hold NaN before each.
+/// [tokens, hidden] of the oracle and of the experts under test.
+struct Outputs {
+  std::vector<float> want;
+  std::vector<bf16> got;
+};
+
+/// The outputs of `Experts` and of the oracle, after checking that a second run gives the same bits. Workspace and output hold NaN before
+/// each.
 template <class Quant, class Experts>
-double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed, bool biases = false, activation::Any const& act = kSilu,
-                      int exponent = 0, bool weight_on_input = false, Scales scales = Scales::positive) {
-  std::mt19937_64 gen(seed);
-  RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated(), scales);
-  Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
-  RandomCall<Quant> const call(s, tokens, load, gen);
-  auto const count = static_cast<std::size_t>(tokens) * s.hidden;
-  std::vector<float> want(count);
+Outputs outputs_of(LayerShape const& sizes, RandomWeights<Quant> const& weights, RandomCall<Quant> const& call, activation::Any const& act,
+                   typename Experts::Params const& params = {}) {
+  Shape<PackedConfig> const shape(sizes);
+  std::int64_t const tokens = call.x.count;
+  auto const count = static_cast<std::size_t>(tokens * sizes.hidden);
+  Outputs out{std::vector<float>(count), std::vector<bf16>(count)};
   {
     Arena<space::cuda> arena;
     StandardKernel<Quant, experts::CudaReference> oracle(shape, weights.view, tokens, Quant{}, act, {}, arena);
     Buffer<float, space::cuda> y(static_cast<std::int64_t>(count));
-    oracle.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
-    y.copy_to_host(want.data());
+    oracle.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{sizes.hidden}), nullptr);
+    y.copy_to_host(out.want.data());
   }
   Arena<space::cuda> arena;
-  StandardKernel<Quant, Experts> kernel(shape, weights.view, tokens, Quant{}, act, {}, arena);
+  StandardKernel<Quant, Experts> kernel(shape, weights.view, tokens, Quant{}, act, params, arena);
   Buffer<bf16, space::cuda> y(static_cast<std::int64_t>(count));
-  std::vector<bf16> got(count);
   std::vector<bf16> again(count);
-  StoredRows<Quant> const poison(std::vector<bf16>(count, from_float<bf16>(std::numeric_limits<float>::quiet_NaN())), s.hidden);
+  StoredRows<Quant> const poison(std::vector<bf16>(count, from_float<bf16>(std::numeric_limits<float>::quiet_NaN())), sizes.hidden);
   StandardTokensOf<PackedConfig, Quant> bad = call.batch;
   bad.rows = poison.element_rows();
-  for (auto* result : {&got, &again}) {
-    kernel.apply(bad, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);  // leaves NaN all over the workspace
+  for (auto* result : {&out.got, &again}) {
+    kernel.apply(bad, make_rows(y.data(), tokens, std::int64_t{sizes.hidden}), nullptr);  // leaves NaN all over the workspace
     Memory<space::cuda>::fill(y.data(), 0xFF, y.bytes());
-    kernel.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
+    kernel.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{sizes.hidden}), nullptr);
     y.copy_to_host(result->data());
   }
-  EXPECT_EQ(std::memcmp(got.data(), again.data(), count * sizeof(bf16)), 0) << "not repeatable";
-  return relative_error(got, want);
+  EXPECT_EQ(std::memcmp(out.got.data(), again.data(), count * sizeof(bf16)), 0) << "not repeatable";
+  return out;
+}
+
+/// The relative error of `Experts` against the oracle on one random batch.
+template <class Quant, class Experts>
+double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed, bool biases = false, activation::Any const& act = kSilu,
+                      int exponent = 0, bool weight_on_input = false, Scales scales = Scales::positive,
+                      typename Experts::Params const& params = {}) {
+  std::mt19937_64 gen(seed);
+  RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated(), scales);
+  RandomCall<Quant> const call(s, tokens, load, gen);
+  LayerShape const shape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input};
+  Outputs const out = outputs_of<Quant, Experts>(shape, weights, call, act, params);
+  return relative_error(out.got, out.want);
+}
+
+/// Params::workers: the products run on that many multiprocessors, and the sums are right with any number; a negative one is refused.
+template <class Quant, class Experts>
+void workers_limit_the_multiprocessors(double tolerance) {
+  Sizes const s{8, 256, 256, 2};
+  for (int workers : {1, 7}) {
+    for (int tokens : {3, 300}) {
+      double const error =
+          standard_error<Quant, Experts>(s, tokens, Load::random, 660, true, kSilu, 0, false, Scales::of_bf16, {.workers = workers});
+      EXPECT_LT(error, tolerance) << workers << " workers, " << tokens << " tokens";
+    }
+  }
+  std::mt19937_64 gen(661);
+  RandomWeights<Quant> const weights(s, false, gen);
+  RandomCall<Quant> const call(s, 64, Load::random, gen);
+  Shape<PackedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  auto const kernel = [&](Arena<space::cuda>& arena, int workers) {
+    return std::make_unique<StandardKernel<Quant, Experts>>(shape, weights.view, 64, Quant{}, kSilu,
+                                                            typename Experts::Params{.workers = workers}, arena);
+  };
+  Buffer<bf16, space::cuda> y(64 * s.hidden);
+  auto const most_blocks = [&](int workers) {  // of a kernel's grid, of those with blocks of several warpgroups
+    Arena<space::cuda> arena;
+    auto const limited = kernel(arena, workers);
+    CudaStream stream;
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    limited->apply(call.batch, make_rows(y.data(), 64, std::int64_t{s.hidden}), stream);
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    std::size_t count = 8;
+    cudaGraphNode_t nodes[8];
+    EXPECT_EQ(cudaGraphGetNodes(graph, nodes, &count), cudaSuccess);
+    unsigned most = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      cudaKernelNodeParams node{};
+      if (cudaGraphKernelNodeGetParams(nodes[i], &node) == cudaSuccess && node.blockDim.x % 128 == 0 && node.sharedMemBytes > 100'000) {
+        most = std::max(most, node.gridDim.x);
+      }
+    }
+    cudaGraphDestroy(graph);
+    return most;
+  };
+  EXPECT_EQ(most_blocks(7), 7U);
+  EXPECT_GT(most_blocks(0), 50U) << "all multiprocessors";
+  std::optional<Error> const error = error_of([&] {
+    Arena<space::cuda> arena;
+    kernel(arena, -1);
+  });
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code(), ErrorCode::config);
+  EXPECT_EQ(error->message(), text(Experts::kName, ": workers -1 must be at least 0"));
 }
 
 /// X5: all tokens to one expert; some or all choices without an expert; a quarter of the experts in use.
@@ -123,8 +192,8 @@ void graph_follows_the_devices_row_count() {
 /// Batches with an empty and a full expert, NaN past the counts, equal the oracle; the same rows in one list, found by index, have the same
 /// bits.
 template <class Quant, class Experts>
-void batched_equals_oracle(double tolerance) {
-  Sizes const s{5, 256, 320, 1};
+void batched_equals_oracle(double tolerance, int hidden = 256, int intermediate = 320) {
+  Sizes const s{5, hidden, intermediate, 1};
   constexpr int kCapacity = 70;
   std::mt19937_64 gen(600);
   RandomWeights<Quant> const weights(s, true, gen);

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
+#include <vector>
 
 #include "moe/experts/hopper/w4/a8/codes.hpp"
 #include "moe/experts/hopper/w4/codes.hpp"
+#include "moe/experts/hopper/w4/row_factors.hpp"
 #include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
@@ -95,11 +98,11 @@ TEST(HopperW4, Nvfp4ScalesComeBackFromTheirBytes) {
 }
 
 TEST(HopperW4, BytesOfTheWeights) {
-  EXPECT_EQ(packed_bytes(W4Scheme::int4_32, 64, 64), 2048 + 256);
-  EXPECT_EQ(packed_bytes(W4Scheme::int4_32_zero, 64, 64), 2048 + 256 + 128);
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_32, 64, 64), 2048 + 256 + 64 * 4) << "a factor for each row";
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_32_zero, 64, 64), 2048 + 256 + 128 + 64 * 4);
   EXPECT_EQ(packed_bytes(W4Scheme::nvfp4, 64, 64), 2048 + 256) << "4.5 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::mxfp4, 64, 64), 2048 + 128) << "4.25 bits a weight";
-  EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256));
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256) + 128 * 4);
   EXPECT_EQ(packed_bytes(W4Scheme::int8, 128, 64), 2 * 4096 + 128 * 4) << "a scale for each row";
   EXPECT_EQ(W4A16Layer::packed_bytes({2, 128, 96, 1}, W4Scheme::int8) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::int8),
             2 * (12 * 4096 + (256 + 128) * 4));
@@ -109,6 +112,61 @@ TEST(HopperW4, BytesOfTheWeights) {
   EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4, false) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4, false),
             2 * 8 * 2176)
       << "without a gate w13 has half the rows";
+}
+
+/// The scales of a row of int4 of that many groups, of 11 significant bits and either sign: the first and largest in [1, 2) times
+/// 2^exponent, the others at most `spread` binades below it.
+std::vector<float> row_of_scales(std::size_t groups, int exponent, int spread, std::mt19937& gen) {
+  std::vector<float> row(groups);
+  for (std::size_t g = 0; g < groups; ++g) {
+    float const value = 1.0F + static_cast<float>(gen() % 1024) / 1024.0F;
+    int const below = g == 0 ? 0 : 1 + static_cast<int>(gen() % static_cast<unsigned>(spread));
+    row[g] = std::ldexp(gen() % 8 == 0 ? -value : value, exponent - below);
+  }
+  return row;
+}
+int largest_of(std::vector<float> const& scales) {
+  int most = 0;
+  for (float v : scales) most = larger_scale(most, std::bit_cast<std::uint32_t>(v));
+  return most;
+}
+
+// As W4A16's packing stores them and its epilogue multiplies the sums.
+TEST(HopperW4, Int4ScalesOfRowsFarApartComeBack) {
+  std::mt19937 gen(5);
+  for (int exponent = -98; exponent <= 123; ++exponent) {  // 28 binades below the first, 11 bits are normal numbers
+    std::vector<float> const row = row_of_scales(12, exponent, 28, gen);
+    int const stored = wide_exponent(largest_of(row));
+    float const factor = std::ldexp(1.0F, stored);
+    EXPECT_EQ(exponent_of(factor), stored) << "what find_row_factors writes and pack_bricks reads";
+    for (float v : row) EXPECT_EQ(to_float(scale_over(v, stored)) * factor, v) << "2^" << exponent;
+  }
+}
+
+TEST(HopperW4, Int4ScalesBelowTheirRowsLargestAreRoundedThenZero) {
+  std::mt19937 gen(6);
+  for (int below = 29; below <= 60; ++below) {
+    float const value = std::ldexp(1.0F + static_cast<float>(gen() % 1024) / 1024.0F, 20 - below);
+    int const stored = wide_exponent(std::bit_cast<int>(std::ldexp(1.5F, 20)));
+    double const got = std::ldexp(static_cast<double>(to_float(scale_over(value, stored))), stored);
+    if (below < 39) {
+      EXPECT_LE(std::abs(got - value), std::ldexp(value, below - 28 - 11)) << below << ": 11 bits less one for each binade past 28";
+    }
+    if (below >= 40) {
+      EXPECT_EQ(got, 0.0) << below;
+    }
+  }
+  int const zeros = wide_exponent(0);
+  EXPECT_EQ(to_float(scale_over(0.0F, zeros)), 0.0F);
+  EXPECT_EQ(std::ldexp(1.0F, zeros), std::ldexp(1.0F, -140)) << "not zero: zero times infinity is not a number";
+  EXPECT_EQ(unit_exponent(0), -126);
+  float const least = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(to_float(scale_over(least, wide_exponent(std::bit_cast<int>(least)))) * std::ldexp(1.0F, zeros), least);
+  float const most = std::numeric_limits<float>::max() / 16;
+  EXPECT_TRUE(std::isfinite(to_float(scale_over(most, wide_exponent(std::bit_cast<int>(most))))));
+  std::uint32_t const infinity = std::bit_cast<std::uint32_t>(std::numeric_limits<float>::infinity());
+  EXPECT_EQ(larger_scale(5, infinity), 5) << "does not count";
+  EXPECT_EQ(larger_scale(5, 0x80000007u), 7) << "without its sign";
 }
 
 TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
@@ -217,6 +275,37 @@ TEST(HopperW4A8, Int4CodesLessTheirZeroPointAreExactInE4m3) {
   }
 }
 
+// As W4A8's packing stores them: over the row's power of two, then over the brick's; the main loop multiplies with the brick's, the
+// epilogue with the row's.
+TEST(HopperW4A8, Int4ScalesOfRowsFarApartComeBack) {
+  std::mt19937 gen(7);
+  constexpr std::size_t kBricks = 3;  // along K, of four groups
+  std::vector<std::vector<float>> rows;
+  std::vector<int> exponents;
+  for (int r = 0; r < kBrickRows; ++r) {
+    rows.push_back(row_of_scales(4 * kBricks, -100 + 223 * r / kBrickRows, 13, gen));
+    exponents.push_back(unit_exponent(largest_of(rows.back())));
+    EXPECT_EQ(exponent_of(std::ldexp(1.0F, exponents.back())), exponents.back());
+  }
+  for (std::size_t brick = 0; brick < kBricks; ++brick) {
+    int most = 0;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      for (std::size_t g = 4 * brick; g < 4 * brick + 4; ++g) {
+        most = larger_scale(most, std::bit_cast<std::uint32_t>(std::ldexp(rows[r][g], -exponents[r])));
+      }
+    }
+    int const common = wide_exponent(most);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      for (std::size_t g = 4 * brick; g < 4 * brick + 4; ++g) {
+        float const stored = to_float(scale_over(std::ldexp(rows[r][g], -exponents[r]), common));
+        float const in_the_loop = stored * std::ldexp(1.0F, common);
+        EXPECT_LT(std::abs(in_the_loop), 2.0F) << "sums stay near the activations' magnitude";
+        EXPECT_EQ(in_the_loop * std::ldexp(1.0F, exponents[r]), rows[r][g]) << "row " << r << ", group " << g;
+      }
+    }
+  }
+}
+
 TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
   std::mt19937 gen(3);
   int folds = 0;
@@ -265,10 +354,11 @@ TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
 
 TEST(HopperW4A8, SizesAndRefusals) {
   EXPECT_EQ(w4a8::packed_bytes(W4Scheme::mxfp4, 64, 128), 4096 + 256 + 16) << "4.27 bits a weight";
-  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4, 64, 128), 4096 + 256 + 16);
-  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_zero, 64, 128), 4096 + 512 + 16);
-  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32, 64, 128), 4096 + 512 + 16);
-  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32_zero, 64, 128), 4096 + 768 + 16);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4, 64, 128), 4096 + 256 + 16 + 64 * 4) << "a factor for each row";
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_zero, 64, 256), 2 * (4096 + 512 + 16) + 64 * 4);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32, 64, 128), 4096 + 512 + 16 + 64 * 4);
+  EXPECT_EQ(w4a8::packed_bytes(W4Scheme::int4_32_zero, 128, 128), 2 * (4096 + 768 + 16) + 128 * 4);
+  EXPECT_EQ(w4a8::bricks_bytes(W4Scheme::int4, 64, 128), 4096 + 256 + 16);
   EXPECT_EQ(w4a8::sums_of(W4Scheme::mxfp4, 32, 32), 1);
   EXPECT_EQ(w4a8::sums_of(W4Scheme::int4, 256, 128), 1);
   EXPECT_EQ(w4a8::sums_of(W4Scheme::int4, 128, 64), 2);

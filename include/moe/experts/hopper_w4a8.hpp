@@ -54,7 +54,7 @@ struct W4A8Storages {
 /// mxfp4 and int4 weights (groups of 32 and more, with or without zero points) and rows of e4m3 codes with a scale per 128, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
 /// have kernels of their own. Weights become e4m3 in registers, exactly; int4's scales keep 11 significant bits within 28 binades of the
-/// largest of their 64 rows by 128 of K; GEMM1 quantises the intermediate to e4m3 with a scale per 128.
+/// largest of their row (hopper/w4/row_factors.hpp); GEMM1 quantises the intermediate to e4m3 with a scale per 128.
 struct HopperW4A8 : detail::PackedWeights<detail::W4A8Storages> {};
 
 }  // namespace moe::experts

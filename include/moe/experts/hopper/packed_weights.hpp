@@ -34,6 +34,7 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   static constexpr char const* kName = Storages::kName;
   struct Params {
     int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
+    int workers = 0;         ///< multiprocessors to use at most, so that other kernels can run at the same time; 0: all
     /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
     std::shared_ptr<hopper::SharedWorkspace> workspace{};
   };
@@ -68,8 +69,8 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     static constexpr bool kSkipsForeignIds = true;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit, E_UNSUPPORTED for a scale
-    /// under which a weight is not finite or a device that is not Hopper.
+    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit or negative workers,
+    /// E_UNSUPPORTED for a scale under which a weight is not finite or a device that is not Hopper.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls(kName, shape, max_rows, weights.w13.codes.extent(0)),
@@ -78,6 +79,7 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
           sizes_(local_shape(shape, weights)),
           layer_(make_layer(shape, weights, activation, sizes_, arena)) {
       Storages::link_kernels();
+      if (params.workers != 0) layer_.limit_workers(params.workers);
       std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
       workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
     }

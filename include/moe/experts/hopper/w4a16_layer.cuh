@@ -25,9 +25,11 @@ namespace w4 {
 /// Enqueues the packing of one matrix of every expert.
 template <W4Scheme S>
 inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
-  if constexpr (S != W4Scheme::nvfp4 && !scales_rows(S)) {
-    find_largest_scale<S><<<experts, 1024, 0, stream>>>(a);
-    check_cuda(cudaGetLastError(), "find_largest_scale");
+  if constexpr (S == W4Scheme::mxfp4) {
+    find_largest_exponent<S><<<experts, 1024, 0, stream>>>(a);
+    check_cuda(cudaGetLastError(), "find_largest_exponent");
+  } else if constexpr (scales_sums(S)) {
+    launch_row_factors<S, false>(a, experts, stream);
   }
   pack_bricks<S><<<dim3(a.packed_cols / kBrickDepth, a.packed_rows / kBrickRows, experts), 128, 0, stream>>>(a);
   check_cuda(cudaGetLastError(), "pack_bricks");
@@ -87,7 +89,7 @@ inline void W4A16Layer::State::lay_out(char* memory) {
   split_counters = largest + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, w13_rows(), shape.hidden);
-  if (!scales_rows(scheme)) return;
+  if (!has_row_factors(scheme)) return;
   factor[0] = reinterpret_cast<float*>(packed[0] + shape.num_experts * bricks_bytes(scheme, w13_rows(), shape.hidden));
   factor[1] = reinterpret_cast<float*>(packed[1] + shape.num_experts * bricks_bytes(scheme, shape.hidden, intermediate()));
 }
@@ -150,6 +152,8 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline W4A16Layer& W4A16Layer::operator=(W4A16Layer&&) noexcept = default;
 
 [[gnu::used]] inline void W4A16Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
+
+[[gnu::used]] inline void W4A16Layer::limit_workers(int most) { state_->workers = w4::workers_of(policy_name(state_->scheme), most); }
 
 [[gnu::used]] inline W4Tuning W4A16Layer::tuning(int max_tokens) const {
   return choose_w4_tuning(state_->shape, state_->scheme, max_tokens);

@@ -43,6 +43,8 @@ class W4A16Layer {
         hopper::packed_bytes(scheme, (gated ? 2LL : 1LL) * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
     return s.num_experts * matrices + kHeadBytes;
   }
+  /// From the next forward on at most so many multiprocessors; 0: all. E_CONFIG for a negative number.
+  void limit_workers(int most);
   /// The tiles of a call of that many tokens.
   W4Tuning tuning(int max_tokens) const;
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.

@@ -73,6 +73,10 @@ inline void W4A8Layer::State::lay_out(char* memory) {
   factor[1] = factor[0] + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(scheme, w13_rows(intermediate()), hidden());
+  if (has_row_factors(scheme)) {
+    factor[0] = reinterpret_cast<float*>(packed[0] + shape.num_experts * w4a8::bricks_bytes(scheme, w13_rows(intermediate()), hidden()));
+    factor[1] = reinterpret_cast<float*>(packed[1] + shape.num_experts * w4a8::bricks_bytes(scheme, shape.hidden, intermediate()));
+  }
   w4::Constants& c = constants;
   for (int i = 0; i < 2; ++i) {
     c.weights[i] = packed[i];
@@ -104,7 +108,10 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
     a.packed = packed[i];
     dim3 const grid(static_cast<unsigned>(a.packed_cols / w4a8::kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
                     static_cast<unsigned>(shape.num_experts));
-    w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4a8::pack_bricks<S><<<grid, 128, 0, stream>>>(a); });
+    w4a8::with_scheme(scheme, [&]<W4Scheme S>() {
+      if constexpr (has_row_factors(S)) launch_row_factors<S, true>(a, shape.num_experts, stream);
+      w4a8::pack_bricks<S><<<grid, 128, 0, stream>>>(a);
+    });
     check_cuda(cudaGetLastError(), "w4a8::pack_bricks");
   }
 }
@@ -148,6 +155,8 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline W4A8Layer& W4A8Layer::operator=(W4A8Layer&&) noexcept = default;
 
 [[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
+
+[[gnu::used]] inline void W4A8Layer::limit_workers(int most) { state_->workers = w4::workers_of("hopper_w4a8", most); }
 
 [[gnu::used]] inline W4Tuning W4A8Layer::tuning(int max_tokens) const {
   return w4a8::choose_tuning(state_->shape, max_tokens, state_->most_rows());

@@ -24,6 +24,13 @@ inline void check_packed(void const* packed) {
   }
 }
 
+/// The multiprocessors of the current device, at most `most` of them if that is positive. E_CONFIG for a negative number.
+inline int workers_of(char const* policy, int most) {
+  if (most < 0) throw Error(ErrorCode::config, text(policy, ": workers ", most, " must be at least 0"));
+  int const all = hopper::detail::hopper_multiprocessors();
+  return most == 0 ? all : std::min(most, all);
+}
+
 inline long long x_stride(LayerCall const& call, LocalShape const& shape) { return call.x_stride != 0 ? call.x_stride : shape.hidden; }
 
 /// E_ARG for a call that no kernel can read. Rows of x are whole vectors of `vector` elements; tiles have at most `most_rows`.

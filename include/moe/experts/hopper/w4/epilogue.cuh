@@ -25,7 +25,7 @@ template <class L>
 class SumFactors {
  public:
   __device__ SumFactors(Params const& p, int phase, int expert) {
-    if constexpr (scales_rows(L::kScheme)) {
+    if constexpr (has_row_factors(L::kScheme)) {
       int const thread = thread_index() & 127;
       rows_ = p.layer.factor[phase] + static_cast<long long>(expert) * p.layer.bricks[phase] * kBrickRows + 16 * (thread >> 5) +
               ((thread & 31) >> 2);
@@ -35,7 +35,7 @@ class SumFactors {
   }
   /// Of the thread's rows r and r + 8 of a brick.
   __device__ float2 of(int brick) const {
-    if constexpr (scales_rows(L::kScheme)) {
+    if constexpr (has_row_factors(L::kScheme)) {
       return make_float2(rows_[kBrickRows * brick], rows_[kBrickRows * brick + 8]);
     } else {
       return make_float2(common_, common_);

@@ -23,7 +23,7 @@ inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the p
 struct Constants {
   std::uint8_t const* weights[2];
   float const* bias[2];    ///< [E, 2I] (ungated [E, I]) and [E, H], or null
-  float const* factor[2];  ///< [E]; of scales_rows() [E, 64 · bricks]
+  float const* factor[2];  ///< [E]; of has_row_factors() [E, 64 · bricks]
   int bricks[2];           ///< along the rows of one expert's matrix
   int steps[2];            ///< bricks along K
   int intermediate;        ///< a multiple of 64

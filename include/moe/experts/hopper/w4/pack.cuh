@@ -7,8 +7,10 @@
 
 #include <cstdint>
 
+#include "moe/core/cuda_space.hpp"
 #include "moe/experts/hopper/w4/codes.hpp"
 #include "moe/experts/hopper/w4/problem.hpp"
+#include "moe/experts/hopper/w4/row_factors.hpp"
 
 namespace moe::hopper {
 
@@ -22,14 +24,15 @@ struct W4PackArgs {
   int packed_cols;
   int group;
   bool gate_up;   ///< gated w13: pair gate and up rows
-  int* largest;   ///< [E] between the two kernels: see find_largest_scale
-  float* factor;  ///< [E] out: the factor of the sums; of scales_rows() [E, packed_rows]
+  int* largest;   ///< mxfp4 [E], between the two kernels: see find_largest_exponent
+  float* factor;  ///< [E] out: the factor of the sums; of has_row_factors() [E, packed_rows]
   std::uint8_t* packed;
 };
 
-/// One block per expert: its largest exponent byte below 255 (mxfp4), or the bits of its largest finite |scale| (int4).
+/// mxfp4, one block per expert: its largest exponent byte below 255.
 template <W4Scheme S>
-__global__ void find_largest_scale(W4PackArgs const a) {
+  requires(S == W4Scheme::mxfp4)
+__global__ void find_largest_exponent(W4PackArgs const a) {
   __shared__ int largest;
   if (threadIdx.x == 0) largest = 0;
   __syncthreads();
@@ -37,14 +40,8 @@ __global__ void find_largest_scale(W4PackArgs const a) {
   long long const first = blockIdx.x * count;
   int mine = 0;
   for (long long i = first + threadIdx.x; i < first + count; i += blockDim.x) {
-    if constexpr (S == W4Scheme::mxfp4) {
-      int const exponent = static_cast<std::uint8_t const*>(a.scales)[i];
-      mine = max(mine, exponent == 255 ? 0 : exponent);
-    } else {
-      float const scale = !has_zero_points(S) ? static_cast<float const*>(a.scales)[i] : static_cast<float2 const*>(a.scales)[i].x;
-      int const bits = __float_as_int(fabsf(scale));
-      mine = max(mine, bits < 0x7F800000 ? bits : 0);
-    }
+    int const exponent = static_cast<std::uint8_t const*>(a.scales)[i];
+    mine = max(mine, exponent == 255 ? 0 : exponent);
   }
   mine = static_cast<int>(__reduce_max_sync(0xFFFFFFFFu, static_cast<unsigned>(mine)));
   if ((threadIdx.x & 31) == 0) atomicMax(&largest, mine);
@@ -62,14 +59,16 @@ __device__ inline int source_row(W4PackArgs const& a, int tile, int p) {
   return (p & 8) != 0 ? a.rows / 2 + feature : feature;
 }
 
-/// The exponent of the power of two by which an expert's stored scales are multiplied: brings the largest fp16 scale to [2^14, 2^15), and
-/// e2m1 multipliers under 2^128.
+/// mxfp4: the exponent of the power of two over which an expert's multipliers are stored: brings the largest under 2^128.
+__device__ inline int common_exponent(int largest) { return max(0, largest - 128); }
+
+/// int4: scale `at` of the matrices.
 template <W4Scheme S>
-__device__ inline int common_exponent(int largest) {
-  if constexpr (S == W4Scheme::mxfp4) {
-    return max(0, largest - 128);
+__device__ inline float group_scale(W4PackArgs const& a, long long at) {
+  if constexpr (has_zero_points(S)) {
+    return static_cast<float2 const*>(a.scales)[at].x;
   } else {
-    return max(-140, (largest >> 23) - 127 - 14);
+    return static_cast<float const*>(a.scales)[at];
   }
 }
 
@@ -107,6 +106,33 @@ __device__ inline void pack_nvfp4_scales(W4PackArgs const& a, long long expert, 
 }
 
 }  // namespace detail
+
+/// int4: writes the factors of the packed rows, a warp each: grid (packed rows / warps of a block, experts). `Unit`: 2^unit_exponent(),
+/// else 2^wide_exponent().
+template <W4Scheme S, bool Unit>
+__global__ void find_row_factors(W4PackArgs const a) {
+  int const row = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+  if (row >= a.packed_rows) return;
+  long long const expert = blockIdx.y;
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  int const source = detail::source_row(a, row / kBrickRows, row % kBrickRows);
+  int const groups = source < 0 ? 0 : a.cols / a.group;
+  int most = 0;
+  for (int g = lane; g < groups; g += 32) {
+    most = larger_scale(most, __float_as_uint(detail::group_scale<S>(a, (expert * a.rows + source) * groups + g)));
+  }
+  most = static_cast<int>(__reduce_max_sync(0xFFFFFFFFu, static_cast<unsigned>(most)));
+  if (lane == 0) a.factor[expert * a.packed_rows + row] = ldexpf(1.0F, Unit ? unit_exponent(most) : wide_exponent(most));
+}
+
+/// Enqueues it. Rows are a multiple of 64.
+template <W4Scheme S, bool Unit>
+inline void launch_row_factors(W4PackArgs const& a, int experts, cudaStream_t stream) {
+  constexpr int kWarps = 8;
+  dim3 const grid(static_cast<unsigned>(a.packed_rows / kWarps), static_cast<unsigned>(experts));
+  find_row_factors<S, Unit><<<grid, 32 * kWarps, 0, stream>>>(a);
+  check_cuda(cudaGetLastError(), "find_row_factors");
+}
 
 namespace detail {
 
@@ -194,7 +220,6 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
     detail::pack_nvfp4_scales(a, expert, step, tile, reinterpret_cast<std::uint32_t*>(brick + brick_code_bytes(S)));
     return;
   }
-  int const common = detail::common_exponent<S>(a.largest[expert]);
   if (thread < scale_words(S)) {
     int const pair = thread & 31;
     int const part = thread >> 5;  // int4_32: of the two groups
@@ -202,10 +227,12 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
     std::uint32_t zeros = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const source = detail::source_row(a, tile, 16 * (pair >> 3) + (pair & 7) + 8 * half);
+      int const position = 16 * (pair >> 3) + (pair & 7) + 8 * half;
+      int const source = detail::source_row(a, tile, position);
       if (source < 0) continue;  // scales of zero
       long long const at = (expert * a.rows + source) * (a.cols / a.group) + step * kBrickDepth / a.group + part;
       if constexpr (S == W4Scheme::mxfp4) {
+        int const common = detail::common_exponent(a.largest[expert]);
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
           if (step * kBrickDepth + 32 * g >= a.cols) continue;
@@ -213,15 +240,14 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
           int const field = exponent == 255 ? 255 : max(0, exponent + 126 - common);
           scales |= static_cast<std::uint32_t>(field) << (16 * half + 8 * g);
         }
-      } else if constexpr (!has_zero_points(S)) {
-        float const value = static_cast<float const*>(a.scales)[at];
-        __half const scale = __float2half_rn(ldexpf(value, -common));
-        scales |= static_cast<std::uint32_t>(__half_as_ushort(scale)) << (16 * half);
       } else {
-        float2 const pair = static_cast<float2 const*>(a.scales)[at];
-        __half const scale = __float2half_rn(ldexpf(pair.x, -common));
+        int const exponent = exponent_of(a.factor[expert * a.packed_rows + tile * kBrickRows + position]);
+        f16 const scale = scale_over(detail::group_scale<S>(a, at), exponent);
         scales |= static_cast<std::uint32_t>(__half_as_ushort(scale)) << (16 * half);
-        zeros |= static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(128.0F + pair.y))) << (16 * half);
+        if constexpr (has_zero_points(S)) {
+          float const zero = static_cast<float2 const*>(a.scales)[at].y;
+          zeros |= static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(128.0F + zero))) << (16 * half);
+        }
       }
     }
     std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + brick_code_bytes(S));
@@ -233,8 +259,8 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
       bytes[2] = static_cast<std::uint8_t>(zeros >> 16);
     }
   }
-  if (step == 0 && tile == 0 && thread == 0) {
-    a.factor[expert] = ldexpf(1.0F, common);
+  if constexpr (S == W4Scheme::mxfp4) {
+    if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = ldexpf(1.0F, detail::common_exponent(a.largest[expert]));
   }
 }
 

@@ -5,16 +5,17 @@
 // A brick is 64 weight rows by 64 of K: the codes in the order of a warpgroup's threads (thread t reads 16 bytes at 16 t: its A fragments
 // of four wgmma steps of 16; of 8 bits those of two steps, and 16 bytes at 2048 + 16 t, those of the other two), then the scales of each
 // thread's rows r and r + 8, one 32-bit word per (warp, r):
-//   int4       fp16 scale of row r, of row r + 8, over a power of two of the expert, so that scales of 11 bits are exact
+//   int4       fp16 scale of row r, of row r + 8, each over a power of two of its row (row_factors.hpp)
 //   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
 //   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
 //   int4_32    as int4, but 32 words for the first 32 of K, then 32 words for the second
 //   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
 //   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
-//   int8       none: all bricks are followed by the float32 scales of their rows [E, packed rows], in the order of the rows in bricks
-// The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8 up rows of the same features, so
-// that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks that lie side by side are a weight
-// tile's step of K: one copy fetches them.
+//   int8       none
+// Of int4 and int8 all bricks are followed by float32 factors of their rows [E, packed rows], in the order of the rows in bricks: the
+// powers of two, or int8's scales. The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8
+// up rows of the same features, so that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks
+// that lie side by side are a weight tile's step of K: one copy fetches them.
 #pragma once
 
 #include <cstdint>
@@ -65,6 +66,8 @@ MOE_HD constexpr int code_bits(W4Scheme s) { return s == W4Scheme::int8 ? 8 : 4;
 MOE_HD constexpr bool scales_rows(W4Scheme s) { return s == W4Scheme::int8; }
 /// Whether scales multiply the sums of groups; else they multiply the codes, as bf16, or whole sums.
 MOE_HD constexpr bool scales_sums(W4Scheme s) { return !is_e2m1(s) && !scales_rows(s); }
+/// Whether a float32 factor multiplies a row's whole sum: int8's scale, int4's power of two.
+MOE_HD constexpr bool has_row_factors(W4Scheme s) { return !is_e2m1(s); }
 /// The experts policy of the scheme, for messages.
 constexpr char const* policy_name(W4Scheme s) { return code_bits(s) == 8 ? "hopper_w8a16" : "hopper_w4a16"; }
 /// Elements of K that share a scale; 0: a multiple of 64, chosen at run time. Not for scales_rows().
@@ -93,9 +96,9 @@ constexpr int padded_intermediate(int intermediate) { return (intermediate + kBr
 MOE_HD constexpr std::int64_t bricks_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
   return rows / kBrickRows * (cols / kBrickDepth) * brick_bytes(s);
 }
-/// The same with the scales of whole rows.
+/// The same with the factors of rows.
 MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
-  return bricks_bytes(s, rows, cols) + (scales_rows(s) ? 4 * rows : 0);
+  return bricks_bytes(s, rows, cols) + (has_row_factors(s) ? 4 * rows : 0);
 }
 
 /// y = (clamp(up, ±limit) + beta) · g σ(alpha g), g = min(gate, limit). alpha 1, beta 0, no limit: SwiGLU. gpt-oss: 1.702, 1, 7.

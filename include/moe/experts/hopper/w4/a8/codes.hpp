@@ -7,7 +7,7 @@
 // then scales the row's sum over 128. A brick with a row of wider spread keeps the four exponents, and its sums are scaled group by group.
 //
 // int4 codes less their zero point are integers of -15 to 15, which are exact in e4m3, too. Their scales are not powers of two: sums are
-// scaled group by group.
+// scaled group by group, in float32, by scales in fp16 (row_factors.hpp).
 #pragma once
 
 #include <cstdint>

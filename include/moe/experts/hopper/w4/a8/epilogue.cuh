@@ -13,6 +13,19 @@ namespace moe::hopper::w4a8 {
 
 static_assert(kGateFeatures == kDepth, "a weight tile of GEMM1 is one scale group of the intermediate");
 
+/// int4: multiplies GEMM1's sums by the powers of two of their rows. `mine`: bricks of the warpgroup, or fewer than one.
+template <class L, int N>
+__device__ inline void scale_rows(Params const& p, Unit const& unit, int first, int mine, float (&total)[L::kBricks][N / 2]) {
+  w4::SumFactors<L> const factors(p, 0, unit.expert);
+#pragma unroll
+  for (int b = 0; b < L::kBricks; ++b) {
+    if (b >= mine) break;
+    float2 const factor = factors.of(first + b);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) total[b][i] *= (i & 2) == 0 ? factor.x : factor.y;
+  }
+}
+
 /// Stores the activated rows of a tile's 128 features as codes and scales, then advances the tile's counter. Every warpgroup calls it; each
 /// has kBricks bricks from `first` on. scale = max(amax, 1e-10) / 448.
 template <class L, int N>

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
     };
     auto const activate = [&](w4::Span const& span, int mine, float (&total)[L::kBricks][N / 2]) {
       int const first = span.first + group * L::kBricks;
+      if constexpr (has_row_factors(S)) scale_rows<L, N>(p, unit, first, mine, total);
       if constexpr (Any) {
         activate_any<L, N>(p, memory, unit, first, mine, group, total);
         store_any_codes<L, N>(p, memory, unit, p.any.gated ? kDepth : kBrickRows * span.side, group, total);

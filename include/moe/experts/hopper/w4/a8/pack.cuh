@@ -39,42 +39,37 @@ __device__ inline void pack_powers(W4PackArgs const& a, long long expert, int st
   if (thread < 4) words[kBrickRows + thread] = thread != 0 ? 0 : wide ? kWideBrick : kind;
 }
 
-/// The scales, zero points and factor of one brick of int4, by 128 threads. The factor is the power of two that brings the brick's largest
-/// scale to [2^14, 2^15).
+/// The scales, zero points and factor of one brick of int4, by 128 threads. Scales are relative to the row's power of two; the brick's
+/// factor is the power of two over which the largest of them is in [2^14, 2^15).
 template <W4Scheme S>
 __device__ inline void pack_group_scales(W4PackArgs const& a, long long expert, int step, int tile, std::uint32_t* words) {
   constexpr int kGroups = 2 * row_words(S);
   int const thread = static_cast<int>(threadIdx.x);
   float scale[kGroups] = {};
   std::uint32_t points = 0;
-  int largest = 0;
+  int most = 0;
   if (int const row = thread < kBrickRows ? moe::hopper::detail::source_row(a, tile, thread) : -1; row >= 0) {
+    int const exponent = exponent_of(a.factor[expert * a.packed_rows + tile * kBrickRows + thread]);
     for (int g = 0; g < 4; ++g) {  // of 32
       int const k = step * kDepth + 32 * g;
       if (k >= a.cols) continue;
       long long const at = (expert * a.rows + row) * (a.cols / a.group) + k / a.group;
-      float value = 0.0F;
-      if constexpr (has_zero_points(S)) {
-        float2 const pair = static_cast<float2 const*>(a.scales)[at];
-        value = pair.x;
-        points |= static_cast<std::uint32_t>(pair.y) << (8 * g);
-      } else {
-        value = static_cast<float const*>(a.scales)[at];
-      }
+      if constexpr (has_zero_points(S)) points |= static_cast<std::uint32_t>(static_cast<float2 const*>(a.scales)[at].y) << (8 * g);
+      float const value = ldexpf(moe::hopper::detail::group_scale<S>(a, at), -exponent);
       scale[g * kGroups / 4] = value;
-      largest = max(largest, __float_as_int(fabsf(value)));
+      most = larger_scale(most, __float_as_uint(value));
     }
   }
-  __shared__ int most;
-  if (thread == 0) most = 0;
+  __shared__ int largest;
+  if (thread == 0) largest = 0;
   __syncthreads();
-  atomicMax(&most, largest);
+  atomicMax(&largest, most);
   __syncthreads();
-  int const common = moe::hopper::detail::common_exponent<S>(most);
+  int const common = wide_exponent(largest);
   if (thread < kBrickRows) {
     for (int i = 0; i < row_words(S); ++i) {
-      std::uint32_t const first = __half_as_ushort(__float2half_rn(ldexpf(scale[2 * i], -common)));
-      std::uint32_t const second = __half_as_ushort(__float2half_rn(ldexpf(scale[2 * i + 1], -common)));
+      std::uint32_t const first = __half_as_ushort(scale_over(scale[2 * i], common));
+      std::uint32_t const second = __half_as_ushort(scale_over(scale[2 * i + 1], common));
       words[i * kBrickRows + thread] = first | second << 16;
     }
     if constexpr (has_zero_points(S)) words[row_words(S) * kBrickRows + thread] = points;
@@ -84,7 +79,8 @@ __device__ inline void pack_group_scales(W4PackArgs const& a, long long expert, 
 
 }  // namespace detail
 
-/// One brick a block of 128 threads: grid (steps of 128 along K, bricks along the rows, experts). `a.largest` is not used.
+/// One brick a block of 128 threads: grid (steps of 128 along K, bricks along the rows, experts). `a.largest` is not used; int4's
+/// `a.factor` has been written by find_row_factors<S, true>.
 template <W4Scheme S>
 __global__ void pack_bricks(W4PackArgs const a) {
   int const step = static_cast<int>(blockIdx.x);
@@ -97,7 +93,7 @@ __global__ void pack_bricks(W4PackArgs const a) {
   int const warp = thread >> 5;
   int const side = min(kTileBricks, tiles - tile / kTileBricks * kTileBricks);
   long long const index = static_cast<long long>(tile / kTileBricks * kTileBricks) * steps + step * side + tile % kTileBricks;
-  std::uint8_t* const brick = a.packed + expert * w4a8::packed_bytes(S, a.packed_rows, a.packed_cols) + index * stored_brick_bytes(S);
+  std::uint8_t* const brick = a.packed + expert * w4a8::bricks_bytes(S, a.packed_rows, a.packed_cols) + index * stored_brick_bytes(S);
   std::uint8_t const* const codes = a.codes + expert * a.rows * (a.cols / 2);
   auto const code = [&](int row, int k) -> std::uint32_t {
     if (row < 0 || k >= a.cols) return is_e2m1(S) ? 0u : 8u;
@@ -124,10 +120,10 @@ __global__ void pack_bricks(W4PackArgs const a) {
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + kCodeBytes);
   if constexpr (is_e2m1(S)) {
     detail::pack_powers(a, expert, step, tile, words, code);
+    if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = 1.0F;
   } else {
     detail::pack_group_scales<S>(a, expert, step, tile, words);
   }
-  if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = 1.0F;
 }
 
 }  // namespace moe::hopper::w4a8

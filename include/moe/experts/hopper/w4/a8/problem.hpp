@@ -4,10 +4,11 @@
 // A brick is 64 weight rows by 128 of K: 4096 bytes of codes (thread t reads 16 bytes at 16 t: steps 0 and 1 of 32, rows r and r + 8, and
 // 16 bytes at 2048 + 16 t: steps 2 and 3), then the scales, then 16 bytes of which the first word is of the whole brick:
 //   mxfp4         a word per row (FoldedScales); the kind of the brick (kNormalBrick …)
-//   int4          a word per row: two fp16 scales, of the first and the second 64 of K; the float32 factor that multiplies all scales
+//   int4          a word per row: two fp16 scales, of the first and the second 64 of K; the float32 factor that multiplies all scales. They
+//                 are relative to a power of two of their row (row_factors.hpp)
 //   int4_32       two words per row, the first words of all rows before the second: four fp16 scales, of 32 of K each; the factor
 //   int4_zero, int4_32_zero  as int4 and int4_32; behind the scales a word per row: the zero points of the four 32 of K, a byte each
-// Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
+// Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp; int4's are followed by the factors of their rows.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +33,13 @@ constexpr int most_tile_rows(W4Scheme s, bool any) {
 
 constexpr int padded(int columns) { return (columns + kDepth - 1) / kDepth * kDepth; }
 
-/// Packed bytes of one matrix of `rows` (2I or H) by `cols`, multiples of 64 and 128.
-MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+/// Bytes of the bricks of one matrix of `rows` (2I or H) by `cols`, multiples of 64 and 128.
+MOE_HD constexpr std::int64_t bricks_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
   return rows / kBrickRows * (cols / kDepth) * stored_brick_bytes(s);
+}
+/// The same with the factors of rows.
+MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+  return w4a8::bricks_bytes(s, rows, cols) + (has_row_factors(s) ? 4 * rows : 0);
 }
 
 /// Groups of a row's 128 of K whose sums are scaled apart.
