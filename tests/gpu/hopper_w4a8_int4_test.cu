@@ -98,7 +98,7 @@ TYPED_TEST(HopperW4A8Int4, X2_X9_EveryActivationWithBiases) {
   for (int k = 0; k < activation::kKinds; ++k) {
     activation::Any act{static_cast<activation::Kind>(k)};
     act.constants.limit = 1.5F;  // limits some of the values
-    for (int tokens : {4, 70, 700}) {
+    for (int tokens : {16, 70, 700}) {
       auto const seed = static_cast<std::uint64_t>(1000 + 10 * k);
       double const error =
           standard_error<TypeParam, Experts>({8, 256, 384, 2}, tokens, Load::random, seed, true, act, 0, false, Scales::of_bf16);
