@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/hopper_w4_scale_range_test.cu: int4 weights whose rows lie up to 90 binades apart equal the device oracle in each output column,
-// relative to the column's own magnitude, with bf16 and with e4m3 activations.
+// tests/gpu/hopper_w4_scale_range_test.cu: int4 weights whose rows lie up to 90 binades apart equal the device oracle in each output
+// column, relative to the column's own magnitude, with bf16 and with e4m3 activations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
