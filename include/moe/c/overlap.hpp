@@ -10,8 +10,8 @@
 
 namespace moe::c {
 
-using detail::ByteRows;
-using detail::overlap;
+using moe::detail::ByteRows;
+using moe::detail::overlap;
 
 inline ByteRows bytes_of(void const* data, std::int64_t bytes) { return {reinterpret_cast<std::uintptr_t>(data), 1, 0, bytes}; }
 /// A matrix whose rows may lie apart, or a contiguous array of any shape.
