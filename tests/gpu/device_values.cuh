@@ -45,7 +45,8 @@ struct Values {
     device = upload(host);
   }
   float at(std::int64_t i) const { return moe::to_float(host[static_cast<std::size_t>(i)]); }
-  moe::Rows<T const> rows(std::int64_t count, std::int64_t cols, std::int64_t stride = 0) const {
+  moe::Rows<T const> rows(std::int64_t count, std::int64_t cols) const { return rows(count, cols, cols); }
+  moe::Rows<T const> rows(std::int64_t count, std::int64_t cols, std::int64_t stride) const {
     return moe::make_strided_rows(device.data(), count, cols, stride);
   }
 };

@@ -133,10 +133,10 @@ class HopperW4ScaleRange : public testing::Test {
   void SetUp() override {
     if (!moe_test::on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
-  /// Of a column with few rows in e4m3: one code of the intermediate that differs is a sixteenth of a feature, of some hundred. A column
-  /// whose scales became zero is off by 1.
+  /// Of a column with few rows, whose sum may nearly cancel; in e4m3 one code of the intermediate that differs is a sixteenth of a feature,
+  /// of some hundred. A column whose scales became zero is off by 1.
   static double tolerance(int tokens) {
-    if (std::is_same_v<typename P::Experts, experts::HopperW4A16>) return 1e-2;
+    if (std::is_same_v<typename P::Experts, experts::HopperW4A16>) return tokens < 50 ? 2e-2 : 1e-2;
     return tokens < 50 ? 6e-2 : 3e-2;
   }
   static void columns_equal_oracle(activation::Any const& act, std::uint64_t seed) {
