@@ -7,7 +7,8 @@
 // thread's rows r and r + 8, one 32-bit word per (warp, r):
 //   int4       fp16 scale of row r, of row r + 8, each over a power of two of its row (row_factors.hpp)
 //   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
-//   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
+//   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier, over a
+//              power of two of the expert if its largest scale is over 2: weights 133 binades below it become subnormal bf16
 //   int4_32    as int4, but 32 words for the first 32 of K, then 32 words for the second
 //   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
 //   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
