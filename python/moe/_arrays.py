@@ -12,7 +12,7 @@ from typing import Any, Sequence
 import numpy
 import tvm_ffi
 
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, Error, UnsupportedError
 from ._ffi import library
 
 #: DLPack's code and bits of the element types that numpy knows only through ml_dtypes and cannot export.
@@ -22,6 +22,7 @@ CURRENT_STREAM = -1
 #: dtypes of expert ids that an int32 holds. The library takes int32 and int64, and refuses what is left.
 NARROW_IDS = ("int8", "uint8", "int16", "uint16")
 NDARRAY = numpy.ndarray
+_DENSE = "expected a dense tensor with memory on the host or a GPU"
 _FLOAT32, _FLOAT16, _INT32, _INT64 = (numpy.dtype(name) for name in ("float32", "float16", "int32", "int64"))
 
 
@@ -81,6 +82,43 @@ def go_as_they_are(hidden: Any, ids: Any, weights: Any, output: Any) -> bool:
     return hidden.flags.writeable and ids.flags.writeable and weights.flags.writeable  # numpy exports read-only ones by another call
 
 
+def real(name: str, array: Any) -> Any:
+    """The tensor of torch, unless its numbers are complex."""
+    if array.dtype.is_complex:
+        raise ArgumentError(f"E_ARG: {name}: dtype is {_name(array.dtype)}, expected real numbers")
+    return array
+
+
+def explained(error: Exception, **tensors: Any) -> Exception:
+    """What an exception of a call becomes: itself if it is the library's; of torch, which refuses to hand a tensor over, an ArgumentError
+    that names the tensor and what it is."""
+    if isinstance(error, Error):
+        return error
+    for name, tensor in tensors.items():
+        if tensor is not None and framework(tensor) == "torch":
+            what = _no_memory(tensor)
+            if what:
+                return ArgumentError(f"E_ARG: {name}: is {what}, {_DENSE}")
+    return error
+
+
+def _no_memory(tensor: Any) -> str:
+    """What makes a tensor of torch one that has no plain memory; empty for one that has."""
+    import torch
+
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"of layout {_name(tensor.layout)}"
+    if tensor.is_quantized:
+        return f"a quantised tensor of torch, {_name(tensor.dtype)}"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"on {tensor.device}"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"of type {type(tensor).__name__}"
+    return ""
+
+
 def _is_read_only(array: Any) -> bool:
     """What an object says by DLPack 1.0; False where it exports only older capsules."""
     try:
@@ -100,6 +138,11 @@ def export(array: Any, name: str = "array") -> Any:
     """The array as an argument of the extension. Inputs of the library are never written, so read-only ones are accepted."""
     kind = framework(array, name)
     if kind == "torch":
+        what = _no_memory(array)
+        if what and type(array).__module__.partition(".")[0] == "torch":
+            raise ArgumentError(f"E_ARG: {name}: is {what}, {_DENSE}")
+        if array.is_neg():  # DLPack does not say so
+            raise ArgumentError(f"E_ARG: {name}: is a view with the opposite sign of its memory, expected a plain tensor (resolve_neg())")
         return array.detach() if array.requires_grad else array
     if kind == "numpy":
         extension = _extension_of(array.dtype)

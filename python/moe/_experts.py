@@ -9,7 +9,20 @@ from ctypes import c_char as _one_byte
 from typing import Any, Sequence
 
 from . import _arrays
-from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
+from ._runner import (
+    FLOAT32,
+    IDS,
+    Runner,
+    _current_device,
+    _forward_routed,
+    _Tensor,
+    as_operator,
+    observed,
+    sharing_runner,
+    torch,
+    transformed,
+    will_be_written,
+)
 from ._types import Array, ArrayT
 
 #: Longer inputs run in pieces of this many rows.
@@ -133,6 +146,13 @@ def clear_cache() -> None:
         _known.clear()
 
 
+def _operator(hidden: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, activation: str, output: Any, settings: dict) -> Any:
+    """The call as `moe::experts`."""
+    return as_operator(lambda: torch.ops.moe.experts(hidden, topk_ids, topk_weights, w13, w2, activation, **settings), output,
+                       hidden=hidden, topk_weights=topk_weights, w13=w13, w2=w2, w13_bias=settings["w13_bias"],
+                       w2_bias=settings["w2_bias"])  # fmt: skip
+
+
 def experts(
     hidden: ArrayT,
     topk_ids: Array,
@@ -177,17 +197,11 @@ def experts(
     captured with them must not be replayed at the same time; for that make a `Runner` of each one's own.
 
     With torch hidden and topk_weights that need a gradient are refused. Weights may be parameters: they get no gradient. While
-    torch.compile traces a call without `output`, it is the operator `moe::experts`.
+    torch.compile traces a call, or anything else of torch watches it, it is the operator `moe::experts`.
     """
-    compiling = _is_compiling is not None and _is_compiling()
-    if compiling and output is None and isinstance(hidden, _Tensor):
-        return torch.ops.moe.experts(
-            hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or 0.0, w13_bias=w13_bias,
-            w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
-            situ_gate=situ_gate, situ_up=situ_up,
-        )  # fmt: skip
+    watched = _TENSOR is not None and isinstance(hidden, _TENSOR) and observed()
     known = _known.get(id(w13))
-    if known is not None and known.kind is hidden.__class__ is topk_ids.__class__ is topk_weights.__class__ and not compiling:
+    if known is not None and known.kind is hidden.__class__ is topk_ids.__class__ is topk_weights.__class__ and not watched:
         # The weights of the last call, neither moved nor, where that is counted, written since.
         if known.call == (hidden.dtype, id(w2), activation, alpha, beta, limit, situ_gate, situ_up, quantization, weight_on_input) and (
             known.alone if w13_bias is w2_bias is w13_scale is w2_scale is None
@@ -198,21 +212,36 @@ def experts(
                     hidden.ndim == topk_ids.ndim == 2 and hidden.size <= known.size and topk_ids.shape[1] == known.topk
                     and known.weights == (_address(w13), _address(w2))
                 ):  # fmt: skip
-                    return known.runner.forward_routed(hidden, topk_ids, topk_weights, output)
+                    with known.runner.turn:
+                        return known.runner.forward_routed(hidden, topk_ids, topk_weights, output)
             elif (
                 # Counts of elements, since a shape takes torch four times as long: the library refuses other dimensions and sizes.
                 (size := hidden.numel()) <= known.size and topk_ids.numel() * known.hidden == size * known.topk
                 and (size or topk_ids.shape[-1] == known.topk)
                 and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32  # no conversion: straight into the library
                 and not (_grad_enabled() and (hidden.requires_grad or topk_weights.requires_grad))  # type: ignore[attr-defined]
+                and not (hidden.is_neg() or topk_weights.is_neg())  # type: ignore[attr-defined]
                 and known.weights == (w13.data_ptr(), w13._version, w2.data_ptr(), w2._version)  # type: ignore[attr-defined]
                 and (known.device is None or known.device == _current_device())
             ):  # fmt: skip
-                if output is None:
-                    output = _empty_like(hidden)
                 runner = known.runner
-                runner._last_stream = _forward_routed(runner._handle, hidden, topk_ids, topk_weights, output, -1)
-                return output
+                try:
+                    if output is None:
+                        output = _empty_like(hidden)
+                    else:
+                        will_be_written(output)
+                    with runner.turn:
+                        runner._last_stream = _forward_routed(runner._handle, hidden, topk_ids, topk_weights, output, -1)
+                    return output
+                except (RuntimeError, ValueError) as error:
+                    if not transformed():
+                        raise _arrays.explained(error, hidden=hidden, topk_ids=topk_ids, topk_weights=topk_weights, output=output) from None
+    settings: dict[str, Any]
+    if watched or (_TENSOR is not None and isinstance(hidden, _TENSOR) and transformed()):
+        settings = {"alpha": alpha, "beta": beta, "limit": limit or 0.0, "w13_bias": w13_bias, "w2_bias": w2_bias, "w13_scale": w13_scale,
+                    "w2_scale": w2_scale, "quantization": quantization, "weight_on_input": weight_on_input, "situ_gate": situ_gate,
+                    "situ_up": situ_up}  # fmt: skip
+        return _operator(hidden, topk_ids, topk_weights, w13, w2, activation, output, settings)
     others = [w13_bias, w2_bias, w13_scale, w2_scale]
     arrays = [w13, w2, *(array for array in others if array is not None)]
     for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):  # the runner checks the rest of the call
@@ -239,4 +268,5 @@ def experts(
             _cache[key] = entry
             if kind is not None:
                 _known[id(w13)] = _Known(runner, int(topk), kind, call, [w13, w2], others)
-    return runner.forward_routed(hidden, topk_ids, topk_weights, output)
+    with runner.turn:
+        return runner.forward_routed(hidden, topk_ids, topk_weights, output)

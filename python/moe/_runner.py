@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Mapping, cast
+from typing import Any, Callable, Iterator, Mapping, cast
 
 import numpy
 import tvm_ffi
@@ -26,13 +26,20 @@ _numpy_empty = numpy.empty
 IDS = (torch.int64, torch.int32) if torch is not None else ()
 _NARROW_IDS = tuple(getattr(torch, name) for name in _arrays.NARROW_IDS if hasattr(torch, name)) if torch is not None else ()
 FLOAT32 = torch.float32 if torch is not None else None
-_is_compiling = torch.compiler.is_compiling if torch is not None else None
+if torch is not None:
+    from torch.autograd import forward_ad as _forward_ad
+
+    _is_compiling = torch.compiler.is_compiling
+    _dispatch_modes, _tracing_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+    _transforms = torch._C._are_functorch_transforms_active
 _current_device = torch.cuda.current_device if torch is not None else None
 _Tensor = torch.Tensor if torch is not None else ()
 #: Runners by key, for the custom operators of torch, whose arguments are tensors and numbers.
 by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
 _next_key = 0
 _lock = threading.Lock()
+CALL = ("hidden", "topk_weights")  # inputs of a call; weights may be parameters, which get no gradient
+_inside = threading.local()  # .operator: whether this thread is in one of torch's operators
 
 #: Fields of a router by the kind of their values: those of `moe_router_config`, which the extension reads.
 ROUTER_NAMES = ("scoring", "order", "selection", "renorm", "group_score", "zero_expert", "degenerate")
@@ -239,6 +246,8 @@ class Runner:
         self._device = self._info["device_id"]
         self._alone = self._group.size == 1
         self._framework = _arrays.framework(w13)
+        #: Held around each call of a runner that its caller does not see: the library refuses a second thread in a call.
+        self.turn = threading.Lock()
         self._last_stream = 0  # of the last call, and what keeps it alive
         self._stream_owner: Any = None
         if self._info["weights_packed"]:  # biases are read where they lie
@@ -284,21 +293,31 @@ class Runner:
             output, [M, H], of hidden's framework, dtype and device. On a GPU it is ready when the current stream has run.
         """
         if isinstance(hidden, _Tensor) and isinstance(topk_ids, _Tensor) and isinstance(topk_weights, _Tensor):
-            if _is_compiling():
-                return torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key)
+            if observed():
+                return self._as_operator(hidden, topk_ids, topk_weights, output)
             if (hidden.requires_grad or topk_weights.requires_grad) and torch.is_grad_enabled():
                 raise no_gradient("hidden" if hidden.requires_grad else "topk_weights")
+            given = hidden, topk_ids, topk_weights, output
             if topk_ids.dtype in _NARROW_IDS:
                 topk_ids = topk_ids.to(torch.int32)
             if topk_weights.dtype is not FLOAT32:
-                topk_weights = topk_weights.to(FLOAT32)
-            if output is None:
-                output = torch.empty_like(hidden)
-            if hidden.shape[0] <= self._max_tokens and (not self._guard or _current_device() == self._device):
-                self._last_stream = _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
-                return output
-            with _device_of(hidden):
-                self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
+                topk_weights = _arrays.real("topk_weights", topk_weights).to(FLOAT32)
+            if hidden.is_neg() or topk_weights.is_neg():  # DLPack does not say that the memory has the opposite sign
+                hidden, topk_weights = hidden.resolve_neg(), topk_weights.resolve_neg()
+            try:
+                if output is None:
+                    output = torch.empty_like(hidden)
+                else:
+                    will_be_written(output)
+                if hidden.shape[0] <= self._max_tokens and (not self._guard or _current_device() == self._device):
+                    self._last_stream = _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
+                    return output
+                with _device_of(hidden):
+                    self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
+            except (RuntimeError, ValueError) as error:
+                if transformed():
+                    return self._as_operator(*given)
+                raise _arrays.explained(error, hidden=hidden, topk_ids=topk_ids, topk_weights=topk_weights, output=output) from None
             return output
         if _arrays.go_as_they_are(hidden, topk_ids, topk_weights, output) and len(hidden) <= self._max_tokens:
             if output is None:
@@ -346,6 +365,10 @@ class Runner:
         return self._finish(written, hidden) if output is None else output
 
     __call__ = forward_routed
+
+    def _as_operator(self, hidden: Any, topk_ids: Any, topk_weights: Any, output: Any) -> Any:
+        return as_operator(lambda: torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key), output,
+                           hidden=hidden, topk_weights=topk_weights)  # fmt: skip
 
     def _in_pieces(self, hidden: Any, ids: Any, weights: Any, output: Any, stream: int) -> None:
         """Rows do not depend on each other: in a group of one rank a long input runs in pieces."""
@@ -428,6 +451,67 @@ def check_router(router: Mapping[str, Any]) -> None:
             number(f"router.{key}", value)
         if key in ROUTER_ARRAYS and not hasattr(value, "__dlpack__"):
             raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected an array")
+
+
+def observed() -> bool:
+    """Whether something of torch watches the operators that run: torch.compile, torch.jit.trace, make_fx, fake tensors, any other dispatch
+    mode, forward-mode AD. A call must be one of torch's operators then. Never within such an operator. Inputs that torch.func has wrapped
+    show when the library is to read them: `transformed`."""
+    return _is_compiling() or (
+        (_dispatch_modes() != 0 or _tracing_state() is not None or _forward_ad._current_level >= 0) and not getattr(_inside, "operator", False)
+    )
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is active, whose tensors have no memory."""
+    return _transforms() and not getattr(_inside, "operator", False)
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Around the code of an operator, which works on the values themselves."""
+    before, state = getattr(_inside, "operator", False), _tracing_state()
+    _inside.operator = True
+    if state is not None:
+        torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _inside.operator = before
+        if state is not None:
+            torch._C._set_tracing_state(state)
+
+
+def as_operator(call: Callable[[], Any], output: Any, **tensors: Any) -> Any:
+    """The result of one of torch's operators, in `output` where the caller gave one. Outside of torch.compile, whose graph refuses them
+    when it runs: UnsupportedError for inputs that need a gradient or have a tangent."""
+    if _is_compiling():
+        return into_output(call(), output)
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, _Tensor):
+            continue
+        if _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(tensor).tangent is not None:
+            raise UnsupportedError(f"E_UNSUPPORTED: {name} has a tangent of forward-mode AD, and the library has no gradients")
+        if tensor.requires_grad and torch.is_grad_enabled() and (name in CALL or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+            raise no_gradient(name)
+    with torch.no_grad():
+        return into_output(call(), output)
+
+
+def into_output(result: Any, output: Any) -> Any:
+    return result if output is None else output.copy_(result)
+
+
+def will_be_written(output: Any) -> None:
+    """Before a call of the library that writes to the caller's tensor: ArgumentError for one that it must not write to. torch learns of
+    the write, so that a backward pass that needs the values before is refused."""
+    if not isinstance(output, _Tensor):
+        return
+    if output.requires_grad and torch.is_grad_enabled():
+        raise no_gradient("output")
+    if output.is_neg():
+        raise ArgumentError("E_ARG: output: is a view with the opposite sign of its memory, expected a plain tensor")
+    torch.autograd.graph.increment_version(output)
 
 
 def no_gradient(name: str) -> UnsupportedError:

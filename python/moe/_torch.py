@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # python/moe/_torch.py: the custom operators of torch, through which torch.compile sees the library.
 """Eager calls do not pass through these operators, whose dispatch costs more than the call itself. `Runner.forward_routed` uses
-`moe::forward_routed` while torch.compile traces, `moe.experts` uses `moe::experts`."""
+`moe::forward_routed` where torch watches what runs (`observed`), as torch.compile does, `moe.experts` uses `moe::experts`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch import library as torch_library
 
 from ._experts import experts as _eager_experts
-from ._runner import no_gradient, runner_of
+from ._runner import no_gradient, runner_of, unobserved
 
 
 @torch_library.custom_op("moe::forward_routed", mutates_args=())
 def forward_routed(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, runner: int) -> torch.Tensor:
-    return runner_of(runner).forward_routed(hidden, topk_ids, topk_weights)
+    with unobserved():
+        return runner_of(runner).forward_routed(hidden, topk_ids, topk_weights)
 
 
 @torch_library.custom_op("moe::experts", mutates_args=())
@@ -38,11 +39,12 @@ def experts(
     situ_up: float = 25.0,
 ) -> torch.Tensor:
     """`moe.experts`; limit 0: none."""
-    return _eager_experts(
-        hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or None, w13_bias=w13_bias,
-        w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
-        situ_gate=situ_gate, situ_up=situ_up,
-    )  # fmt: skip
+    with unobserved():
+        return _eager_experts(
+            hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or None, w13_bias=w13_bias,
+            w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
+            situ_gate=situ_gate, situ_up=situ_up,
+        )  # fmt: skip
 
 
 @forward_routed.register_fake

@@ -16,9 +16,13 @@ from typing import Any
 
 import torch
 from torch import library as torch_library
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers.integrations import finegrained_fp8
 from transformers.integrations import moe as integration
 
+from .._runner import observed, transformed, unobserved
 from . import _layer, _mxfp4
 from ._activation import Activation, recognise
 from ._layer import FallbackWarning
@@ -26,18 +30,26 @@ from ._layer import FallbackWarning
 NAME = "moe"
 
 
+def _needs_gradients(layer: _layer.Layer, module: torch.nn.Module, hidden: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether a call must give gradients, or tangents of forward-mode AD."""
+    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+        return True
+    return forward_ad._current_level >= 0
+
+
 def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, read: Any, fallback: Any) -> torch.Tensor:
     layer = _layer.layer_of(module, read, ids.shape[-1])
     if layer.reason is not None:
         return fallback(module, hidden, ids, weights)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+    if _needs_gradients(layer, module, hidden, weights):
         if layer.freed:  # nothing to fall back to: the operator computes, and refuses the backward pass, also to the biases
             hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
             return torch.ops.moe.transformers_experts(hidden, ids, weights, layer.key)
         _layer._warn(module, _layer.GRADIENTS)
         return fallback(module, hidden, ids, weights)
     if layer.frees:
-        layer.release(module)
+        with _layer._making:
+            layer.release(module)
     if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
         ids = torch.where(ids >= module.num_experts, -1, ids)
     if layer.normalises:
@@ -48,7 +60,8 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
 @torch_library.custom_op("moe::transformers_experts", mutates_args=())
 def _operator(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, module: int) -> torch.Tensor:
     found = _layer.modules[module]
-    return _forward_of(found)(found, hidden, topk_ids, topk_weights)
+    with unobserved():
+        return _forward_of(found)(found, hidden, topk_ids, topk_weights)
 
 
 @_operator.register_fake
@@ -69,16 +82,21 @@ def _forward_of(module: torch.nn.Module) -> Any:
     return fp8_experts_forward if isinstance(module, finegrained_fp8.FP8Experts) else experts_forward
 
 
-def _compiled(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, fallback: Any) -> torch.Tensor:
-    """While torch.compile traces: the operator, or the fallback's own code with the same warning as without torch.compile. A module that
-    has not run before runs outside the graph."""
+def _watched(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, read: Any,
+             fallback: Any) -> torch.Tensor:  # fmt: skip
+    """While torch watches what runs, as torch.compile does: the operator, or the fallback's own code with the same warning as in other
+    calls. A module that torch.compile traces and that has not run before runs outside the graph."""
+    if not torch.compiler.is_compiling():
+        module.__dict__.setdefault("_moe_dtype", hidden.dtype)
+        with unobserved(), _disable_current_modes(), temporarily_clear_interpreter_stack():
+            _layer.layer_of(module, read, int(ids.shape[-1]))
     layer = getattr(module, "_moe_layer", None)
     if layer is None or layer.key is None:
         return _outside(module, hidden, ids, weights)
     if layer.reason is not None:
         _layer.warn_while_tracing(type(module).__qualname__, layer.reason)
         return fallback(module, hidden, ids, weights)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+    if _needs_gradients(layer, module, hidden, weights):
         if layer.freed:
             return _outside(module, hidden, ids, weights)
         _layer.warn_while_tracing(type(module).__qualname__, _layer.GRADIENTS)
@@ -91,30 +109,40 @@ def _outside(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, w
     return _forward_of(module)(module, hidden, ids, weights)
 
 
+def _own_forward(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """transformers' own implementation: grouped_mm, or the class's own loop where grouped_mm refuses the weights or has no tangents."""
+    eager = None if forward_ad._current_level < 0 and _layer.grouped_mm_takes(module) else _layer.eager_forward(module)
+    return (eager or integration.ALL_EXPERTS_FUNCTIONS["grouped_mm"])(module, hidden, ids, weights)
+
+
+def _own_fp8_forward(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same for `FP8Experts`, whose grouped_mm has no static activation scales."""
+    eager = _layer.eager_forward(module) if module.activation_scheme == "static" else None
+    return (eager or finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"])(module, hidden, ids, weights)
+
+
 def experts_forward(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
                     top_k_weights: torch.Tensor) -> torch.Tensor:  # fmt: skip
     """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H]: the function behind the name "moe"."""
-    fallback = integration.ALL_EXPERTS_FUNCTIONS["grouped_mm"]
-    if torch.compiler.is_compiling():
-        return _compiled(self, hidden_states, top_k_index, top_k_weights, fallback)
-    return _run(self, hidden_states, top_k_index, top_k_weights, _layer.read_experts, fallback)
+    if observed() or transformed():
+        return _watched(self, hidden_states, top_k_index, top_k_weights, _layer.read_experts, _own_forward)
+    return _run(self, hidden_states, top_k_index, top_k_weights, _layer.read_experts, _own_forward)
 
 
 def fp8_experts_forward(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
                         top_k_weights: torch.Tensor) -> torch.Tensor:  # fmt: skip
     """The same for `FP8Experts`."""
-    fallback = finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"]
-    if torch.compiler.is_compiling():
-        return _compiled(self, hidden_states, top_k_index, top_k_weights, fallback)
+    if observed() or transformed():
+        return _watched(self, hidden_states, top_k_index, top_k_weights, _layer.read_fp8_experts, _own_fp8_forward)
     self.__dict__.setdefault("_moe_dtype", hidden_states.dtype)
-    return _run(self, hidden_states, top_k_index, top_k_weights, _layer.read_fp8_experts, fallback)
+    return _run(self, hidden_states, top_k_index, top_k_weights, _layer.read_fp8_experts, _own_fp8_forward)
 
 
 def run_mxfp4(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
               top_k_weights: torch.Tensor) -> torch.Tensor:  # fmt: skip
     """The same for gpt-oss' experts in mxfp4, which transformers dispatches by no interface."""
-    if torch.compiler.is_compiling():
-        return _compiled(self, hidden_states, top_k_index, top_k_weights, _mxfp4.dequantized_forward)
+    if observed() or transformed():
+        return _watched(self, hidden_states, top_k_index, top_k_weights, _mxfp4.read, _mxfp4.dequantized_forward)
     self.__dict__.setdefault("_moe_dtype", hidden_states.dtype)
     return _run(self, hidden_states, top_k_index, top_k_weights, _mxfp4.read, _mxfp4.dequantized_forward)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import warnings
 import weakref
 from typing import Any, Callable
@@ -25,6 +26,9 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 #: Modules by key, for the custom operator that torch.compile sees.
 modules: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
 
+
+#: Held while weights are read, laid out or freed and runners are made: two threads may run one model.
+_making = threading.RLock()
 
 #: Why a call that needs gradients falls back.
 GRADIENTS = "gradients are on, and the library has none: call the model under torch.no_grad()"
@@ -110,17 +114,20 @@ class Layer:
         given, topk = hidden, ids.shape[-1]
         if hidden.dtype is not self.dtype:
             hidden = hidden.to(self.dtype)
+        hidden, ids, weights = hidden.contiguous(), ids.contiguous(), weights.contiguous()
         width = topk if self.packed_topk is None else self.packed_topk
         runner = self.runner(hidden.shape[0], width)
         if topk == width:
-            output = runner.forward_routed(hidden, ids, weights)
+            with runner.turn:
+                output = runner.forward_routed(hidden, ids, weights)
             return output if output.dtype is given.dtype else output.to(given.dtype)
         total: torch.Tensor | None = None
         for first in range(0, max(topk, 1), width):  # as many as the runner takes at a time, -1 in the places that are left
             ids_part, weights_part = ids[:, first : first + width], weights[:, first : first + width]
             missing = width - ids_part.shape[1]
-            output = runner.forward_routed(hidden, F.pad(ids_part, (0, missing), value=-1).contiguous(),
-                                           F.pad(weights_part, (0, missing)).contiguous())  # fmt: skip
+            with runner.turn:
+                output = runner.forward_routed(hidden, F.pad(ids_part, (0, missing), value=-1).contiguous(),
+                                               F.pad(weights_part, (0, missing)).contiguous())  # fmt: skip
             total = output if total is None else total.float() + output
         assert total is not None
         return total.to(given.dtype)
@@ -138,10 +145,21 @@ class Layer:
         return 1 if self.normalises else topk
 
     def runner(self, rows: int, topk: int) -> Runner:
+        last = self.last_runner(rows, topk)
+        if last is not None:
+            return last
+        with _making:
+            return self.last_runner(rows, topk) or self.another_runner(rows, topk)
+
+    def last_runner(self, rows: int, topk: int) -> Runner | None:
+        """The one that was made last, if it takes so many rows or is not to be followed by a larger one."""
         runners = self.runners.get(topk)
         last = runners[-1] if runners else None
         if last is not None and (rows <= last.max_tokens or last.max_tokens >= MAX_ROWS or last.weights_packed or _capturing(last)):
             return last
+        return None
+
+    def another_runner(self, rows: int, topk: int) -> Runner:
         assert self.weights is not None
         settings = {key: value for key, value in self.weights.settings.items() if key != "torch_dtype"}
         capacity = MAX_ROWS if self.weights.packs else min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
@@ -150,7 +168,7 @@ class Layer:
             self.weights.packs = True
             if capacity < MAX_ROWS:
                 runner.close()
-                return self.runner(rows, topk)
+                return self.another_runner(rows, topk)
         self.runners.setdefault(topk, []).append(runner)
         if runner.weights_packed:
             self.packed_topk = topk
@@ -160,6 +178,8 @@ class Layer:
     def release(self, module: torch.nn.Module) -> None:
         """Frees the tensors that the runner has packed: shape and dtype stay, on the meta device."""
         assert self.weights is not None and self.device is not None
+        if self.freed:
+            return  # another thread did
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # a later call frees them: nothing may be freed during a capture
         self.freed, self.frees = self.frees, ()
@@ -196,6 +216,12 @@ class Layer:
         """Whether the module has other weights than those that were read: replaced, moved, or written in place."""
         return _state(module, self.source) != self.state
 
+    def serves(self, module: torch.nn.Module, topk: int) -> bool:
+        """Whether a call of so many experts per token needs nothing new: no other weights, no runner."""
+        if self.changed(module):
+            return False
+        return self.reason is not None or self.width(topk) in self.runners or self.packed_topk is not None
+
     def needs_gradients(self, module: torch.nn.Module) -> bool:
         norm = list(module.post_expert_norm.parameters()) if self.normalises else []  # type: ignore[operator, union-attr]
         return any([tensor.requires_grad for tensor in (*[getattr(module, name) for name in self.source], *norm)])
@@ -220,6 +246,14 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
     """The module's layer with a runner for calls of `topk` experts per token, made if there is none or its weights have changed since.
     read: module -> Weights, or raises Unsupported."""
     layer = module.__dict__.get("_moe_layer")
+    if layer is not None and layer.serves(module, topk):
+        return layer
+    with _making:  # another thread may be about to read, lay out or free the same weights
+        return _new_layer_of(module, read, topk)
+
+
+def _new_layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
+    layer = module.__dict__.get("_moe_layer")
     try:
         if layer is not None and layer.freed and layer.changed(module):
             layer = layer.after_change(module)
@@ -230,7 +264,7 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
             if _fully_sharded() and _copies(module, weights):
                 raise Unsupported(GATHERED)
             layer = Layer(module, weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
-        elif layer.reason is not None or layer.width(topk) in layer.runners or layer.packed_topk is not None:
+        elif layer.serves(module, topk):
             return layer
         if layer.runner(1, layer.width(topk)).weights_packed and _fully_sharded():
             raise Unsupported(GATHERED)
@@ -294,6 +328,24 @@ def warn_while_tracing(name: str, reason: str) -> int:
     """Runs while torch.compile traces, and leaves nothing in the graph."""
     _warn_of(name, reason)
     return 0
+
+
+def grouped_mm_takes(module: torch.nn.Module) -> bool:
+    """Whether transformers' grouped_mm takes the weights: torch's has no float64, and rows that are no multiple of 16 bytes it refuses.
+    While torch.compile traces, transformers puts an operator of its own in its place for all but bfloat16."""
+    weights = (module.gate_up_proj if getattr(module, "has_gate", True) else module.up_proj, module.down_proj)
+    if torch.compiler.is_compiling() and all(weight.dtype != torch.bfloat16 for weight in weights):
+        return True
+    return all(weight.dtype in _DTYPES and all(extent * weight.element_size() % 16 == 0 for extent in weight.shape[1:])
+               for weight in weights)  # fmt: skip
+
+
+def eager_forward(module: torch.nn.Module) -> Callable[..., torch.Tensor] | None:
+    """The forward of the module's class below the decorator that chooses an implementation; None for a class without the decorator."""
+    decorated = forward = type(module).forward
+    while hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+    return None if forward is decorated else forward
 
 
 def dtype_name(dtype: torch.dtype) -> str:
