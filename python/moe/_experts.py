@@ -212,7 +212,7 @@ def experts(
                     hidden.ndim == topk_ids.ndim == 2 and hidden.size <= known.size and topk_ids.shape[1] == known.topk
                     and known.weights == (_address(w13), _address(w2))
                 ):  # fmt: skip
-                    with known.runner.turn:
+                    with known.runner._turn:
                         return known.runner.forward_routed(hidden, topk_ids, topk_weights, output)
             elif (
                 # Counts of elements, since a shape takes torch four times as long: the library refuses other dimensions and sizes.
@@ -230,7 +230,7 @@ def experts(
                         output = _empty_like(hidden)
                     else:
                         will_be_written(output)
-                    with runner.turn:
+                    with runner._turn:
                         runner._last_stream = _forward_routed(runner._handle, hidden, topk_ids, topk_weights, output, -1)
                     return output
                 except (RuntimeError, ValueError) as error:
@@ -268,5 +268,5 @@ def experts(
             _cache[key] = entry
             if kind is not None:
                 _known[id(w13)] = _Known(runner, int(topk), kind, call, [w13, w2], others)
-    with runner.turn:
+    with runner._turn:
         return runner.forward_routed(hidden, topk_ids, topk_weights, output)

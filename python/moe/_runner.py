@@ -159,6 +159,8 @@ class Runner:
     layout instead, and keeps none: hold on to the biases, which are read where they lie.
 
     With torch an input of a call that needs a gradient is refused. Weights may be parameters: they get no gradient.
+
+    It runs one call at a time: StateError for a second thread in a call.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class Runner:
         self._alone = self._group.size == 1
         self._framework = _arrays.framework(w13)
         #: Held around each call of a runner that its caller does not see: the library refuses a second thread in a call.
-        self.turn = threading.Lock()
+        self._turn = threading.Lock()
         self._last_stream = 0  # of the last call, and what keeps it alive
         self._stream_owner: Any = None
         if self._info["weights_packed"]:  # biases are read where they lie
@@ -458,7 +460,8 @@ def observed() -> bool:
     mode, forward-mode AD. A call must be one of torch's operators then. Never within such an operator. Inputs that torch.func has wrapped
     show when the library is to read them: `transformed`."""
     return _is_compiling() or (
-        (_dispatch_modes() != 0 or _tracing_state() is not None or _forward_ad._current_level >= 0) and not getattr(_inside, "operator", False)
+        (_dispatch_modes() != 0 or _tracing_state() is not None or _forward_ad._current_level >= 0)
+        and not getattr(_inside, "operator", False)
     )
 
 

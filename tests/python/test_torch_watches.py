@@ -103,7 +103,8 @@ def test_views_with_the_opposite_sign(call):
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    (lambda t: t.to("meta"), "is on meta"), (lambda t: t.to_sparse(), "is of layout sparse_coo"), (lambda t: t.to_mkldnn(), "is of layout _mkldnn"),
+    (lambda t: t.to("meta"), "is on meta"), (lambda t: t.to_sparse(), "is of layout sparse_coo"),
+    (lambda t: t.to_mkldnn(), "is of layout _mkldnn"),
 ])  # fmt: skip
 def test_tensors_without_plain_memory(call, change, text):
     with pytest.raises(moe.ArgumentError, match=f"hidden: {text}"):

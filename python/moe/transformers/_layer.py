@@ -118,14 +118,14 @@ class Layer:
         width = topk if self.packed_topk is None else self.packed_topk
         runner = self.runner(hidden.shape[0], width)
         if topk == width:
-            with runner.turn:
+            with runner._turn:
                 output = runner.forward_routed(hidden, ids, weights)
             return output if output.dtype is given.dtype else output.to(given.dtype)
         total: torch.Tensor | None = None
         for first in range(0, max(topk, 1), width):  # as many as the runner takes at a time, -1 in the places that are left
             ids_part, weights_part = ids[:, first : first + width], weights[:, first : first + width]
             missing = width - ids_part.shape[1]
-            with runner.turn:
+            with runner._turn:
                 output = runner.forward_routed(hidden, F.pad(ids_part, (0, missing), value=-1).contiguous(),
                                                F.pad(weights_part, (0, missing)).contiguous())  # fmt: skip
             total = output if total is None else total.float() + output
