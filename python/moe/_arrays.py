@@ -12,6 +12,7 @@ from typing import Any, Sequence
 import numpy
 import tvm_ffi
 
+from . import _watched
 from ._errors import ArgumentError, Error, UnsupportedError
 from ._ffi import library
 
@@ -58,10 +59,13 @@ def framework(array: Any, name: str = "array") -> str:
 
 def check(name: str, array: Any, *dimensions: int) -> None:
     """ArgumentError, which names the argument, if `array` is not an array, is a numpy array of objects or complex numbers, or has another
-    number of dimensions than these. UnsupportedError for what JAX traces, which has no values."""
+    number of dimensions than these. UnsupportedError for what JAX or torch traces, which has no values."""
     kind = framework(array, name)
     if kind == "jax" and isinstance(array, sys.modules["jax"].core.Tracer):
         raise UnsupportedError(f"E_UNSUPPORTED: {name}: is traced by JAX (jit, vmap, grad), and the library needs its values: call outside")
+    if kind == "torch" and _watched.is_traced(array):
+        by = "traced or transformed by torch (jit.trace, make_fx, torch.func, forward-mode AD)"
+        raise UnsupportedError(f"E_UNSUPPORTED: {name}: is {by}, and the library needs its values: call outside")
     if kind == "numpy" and array.dtype.kind in "cOSUMm":
         raise ArgumentError(f"E_ARG: {name}: dtype is {array.dtype}, expected real numbers")
     count = getattr(array, "ndim", None)

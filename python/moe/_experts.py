@@ -17,13 +17,12 @@ from ._runner import (
     _forward_routed,
     _Tensor,
     as_operator,
-    observed,
     sharing_runner,
     torch,
-    transformed,
     will_be_written,
 )
 from ._types import Array, ArrayT
+from ._watched import observed, transformed
 
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192

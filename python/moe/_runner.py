@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Callable, Iterator, Mapping, cast
+from typing import Any, Callable, Mapping, cast
 
 import numpy
 import tvm_ffi
 
-from . import _arrays, _ffi
+from . import _arrays, _ffi, _watched
 from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError, milliseconds, number, whole_number
 from ._ffi import library as _library
 from ._types import Array, ArrayT, Communicator, RunnerInfo
+from ._watched import observed, transformed
 
 try:
     import torch
@@ -26,12 +27,6 @@ _numpy_empty = numpy.empty
 IDS = (torch.int64, torch.int32) if torch is not None else ()
 _NARROW_IDS = tuple(getattr(torch, name) for name in _arrays.NARROW_IDS if hasattr(torch, name)) if torch is not None else ()
 FLOAT32 = torch.float32 if torch is not None else None
-if torch is not None:
-    from torch.autograd import forward_ad as _forward_ad
-
-    _is_compiling = torch.compiler.is_compiling
-    _dispatch_modes, _tracing_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
-    _transforms = torch._C._are_functorch_transforms_active
 _current_device = torch.cuda.current_device if torch is not None else None
 _Tensor = torch.Tensor if torch is not None else ()
 #: Runners by key, for the custom operators of torch, whose arguments are tensors and numbers.
@@ -39,7 +34,6 @@ by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
 _next_key = 0
 _lock = threading.Lock()
 CALL = ("hidden", "topk_weights")  # inputs of a call; weights may be parameters, which get no gradient
-_inside = threading.local()  # .operator: whether this thread is in one of torch's operators
 
 #: Fields of a router by the kind of their values: those of `moe_router_config`, which the extension reads.
 ROUTER_NAMES = ("scoring", "order", "selection", "renorm", "group_score", "zero_expert", "degenerate")
@@ -455,45 +449,15 @@ def check_router(router: Mapping[str, Any]) -> None:
             raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected an array")
 
 
-def observed() -> bool:
-    """Whether something of torch watches the operators that run: torch.compile, torch.jit.trace, make_fx, fake tensors, any other dispatch
-    mode, forward-mode AD. A call must be one of torch's operators then. Never within such an operator. Inputs that torch.func has wrapped
-    show when the library is to read them: `transformed`."""
-    return _is_compiling() or (
-        (_dispatch_modes() != 0 or _tracing_state() is not None or _forward_ad._current_level >= 0)
-        and not getattr(_inside, "operator", False)
-    )
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func is active, whose tensors have no memory."""
-    return _transforms() and not getattr(_inside, "operator", False)
-
-
-@contextlib.contextmanager
-def unobserved() -> Iterator[None]:
-    """Around the code of an operator, which works on the values themselves."""
-    before, state = getattr(_inside, "operator", False), _tracing_state()
-    _inside.operator = True
-    if state is not None:
-        torch._C._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        _inside.operator = before
-        if state is not None:
-            torch._C._set_tracing_state(state)
-
-
 def as_operator(call: Callable[[], Any], output: Any, **tensors: Any) -> Any:
     """The result of one of torch's operators, in `output` where the caller gave one. Outside of torch.compile, whose graph refuses them
     when it runs: UnsupportedError for inputs that need a gradient or have a tangent."""
-    if _is_compiling():
+    if _watched.is_compiling():
         return into_output(call(), output)
     for name, tensor in tensors.items():
         if not isinstance(tensor, _Tensor):
             continue
-        if _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(tensor).tangent is not None:
+        if _watched.has_tangent(tensor):
             raise UnsupportedError(f"E_UNSUPPORTED: {name} has a tangent of forward-mode AD, and the library has no gradients")
         if tensor.requires_grad and torch.is_grad_enabled() and (name in CALL or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
             raise no_gradient(name)

@@ -9,7 +9,8 @@ import torch
 from torch import library as torch_library
 
 from ._experts import experts as _eager_experts
-from ._runner import no_gradient, runner_of, unobserved
+from ._runner import no_gradient, runner_of
+from ._watched import unobserved
 
 
 @torch_library.custom_op("moe::forward_routed", mutates_args=())

@@ -12,6 +12,7 @@ from reference import Layer, distance  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 if not moe.has("onednn"):
     pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
@@ -81,6 +82,31 @@ def test_derivatives_are_refused(call):
         with pytest.raises(moe.UnsupportedError, match="topk_weights has a tangent"):
             call(weights=forward_ad.make_dual(call.weights, call.weights))
         call.check(call())
+
+
+@pytest.mark.parametrize("function", ["route", "quantize", "plan", "forward"])
+def test_functions_that_are_no_operators_refuse_what_torch_traces(function):
+    """A graph would have memory in it that nothing has written."""
+    layer = Layer()
+    w13, w2, hidden = (torch.from_numpy(a) for a in (layer.w13, layer.w2, layer.hidden))
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16, router={"scoring": "softmax"})
+    call, given = {
+        "route": (lambda x: moe.route(x, 2).topk_weights, torch.rand(4, 6)),
+        "quantize": (lambda x: moe.quantize(x, "mxfp4_w4a16").codes, torch.rand(64, 64)),
+        "plan": (lambda x: moe.plan(x, 8).replica_count, torch.rand(2, 6)),
+        "forward": (lambda x: runner.forward(hidden, x), torch.rand(13, 6)),
+    }[function]  # fmt: skip
+    expected, traces = call(given), "traced or transformed by torch"
+    for run in (lambda: torch.jit.trace(lambda x: call(x), (given,)), lambda: make_fx(call)(given),
+                lambda: torch.func.vmap(call)(given[None]), lambda: torch.func.jvp(call, (given,), (given,))):  # fmt: skip
+        with pytest.raises(moe.UnsupportedError, match=traces):
+            run()
+    with forward_ad.dual_level():
+        with pytest.raises(moe.UnsupportedError, match=traces):
+            call(forward_ad.make_dual(given, given))
+        assert torch.equal(call(given), expected)
+    with FlopCounterMode(display=False):  # a mode that only looks
+        assert torch.equal(call(given), expected)
 
 
 def test_a_compiled_call_writes_to_its_output(call):

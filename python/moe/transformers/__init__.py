@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.integrations import finegrained_fp8
 from transformers.integrations import moe as integration
 
-from .._runner import observed, transformed, unobserved
+from .._watched import observed, transformed, unobserved
 from . import _layer, _mxfp4
 from ._activation import Activation, recognise
 from ._layer import FallbackWarning
