@@ -114,17 +114,14 @@ TEST_F(LayerTest, OutputIsTheInputOrApartFromIt) {
   forward(1, 0, 999);    // one row has no stride
   forward(0, 1, 64);
   int const before = layer.exchange().abandoned;
-  for (auto const& [rows, at, stride] : {std::array<std::int64_t, 3>{3, 0, 64},
-                                         {3, 128, 128},
-                                         {3, 1, 128},
-                                         {3, -1, 128},
-                                         {1, 63, 128},
-                                         {1, -63, 64},
-                                         {3, -191, 64},
-                                         {3, 64, 65}}) {
-    SCOPED_TRACE(text(rows, " rows at ", at, ", ", stride, " apart"));
-    expect_error(ErrorCode::argument, text("output: it begins ", 4 * at, " bytes from hidden_states, with rows ", 4 * stride),
-                 [&] { forward(rows, at, stride); });
+  struct Overlapping {
+    std::int64_t rows, at, stride;
+  };
+  for (Overlapping const& r :
+       {Overlapping{3, 0, 64}, {3, 128, 128}, {3, 1, 128}, {3, -1, 128}, {1, 63, 128}, {1, -63, 64}, {3, -191, 64}, {3, 64, 65}}) {
+    SCOPED_TRACE(text(r.rows, " rows at ", r.at, ", ", r.stride, " apart"));
+    expect_error(ErrorCode::argument, text("output: it begins ", 4 * r.at, " bytes from hidden_states, with rows ", 4 * r.stride),
+                 [&] { forward(r.rows, r.at, r.stride); });
   }
   EXPECT_EQ(layer.exchange().abandoned, before + 8);
 }
