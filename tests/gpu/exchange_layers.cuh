@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/normal_expert.hpp"
+#include "tests/gpu/resident_ranks.hpp"
 
 namespace moe_test::exchange_layers {
 
@@ -31,13 +31,6 @@ using Window = comm::SimulatedWindow;
 using LowLatency = backends::LowLatency<Window>;
 using RankMajor = backends::LowLatencyRankMajor<Window>;
 using HighThroughput = backends::HighThroughput<Window>;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] static bool const kExchangesPrepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 struct ExchangeConfig : LayerDefaults {
   using Act = bf16;

@@ -33,19 +33,13 @@
 #include "moe/routing/device/route.cuh"
 #include "tests/gpu/normal_expert.hpp"
 #include "tests/gpu/relative_error.hpp"
+#include "tests/gpu/resident_ranks.hpp"
 
 namespace moe_test {
 
 using namespace moe;
 using Cuda = space::cuda;
 using Window = comm::SimulatedWindow;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] static bool const gpu_is_shared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 struct RankConfig : LayerDefaults {
   using Act = bf16;

@@ -6,21 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include "moe/core/cuda_graph.hpp"
 #include "moe/core/error.hpp"
+#include "tests/gpu/resident_ranks.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
 
 namespace moe_test {
-
-/// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] static bool const shared_gpu_is_prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 /// For each rank a CUDA graph of the work that enqueue(rank) puts into the rank's stream.
 class RankGraphs {
