@@ -124,6 +124,11 @@ TEST_F(LayerTest, OutputIsTheInputOrApartFromIt) {
                  [&] { forward(r.rows, r.at, r.stride); });
   }
   EXPECT_EQ(layer.exchange().abandoned, before + 8);
+  std::vector<float> neighbours(17 * 64);  // 8 rows and 8 rows, the most of a call; 9 rows of each overlap
+  expect_error(ErrorCode::capacity, "9 rows exceed max_tokens_per_rank 8", [&] {
+    layer.forward(make_rows<64>(static_cast<float const*>(neighbours.data()), 9, 64), logits(9),
+                  make_rows<64>(neighbours.data() + 512, 9, 64));
+  });
 }
 
 TEST_F(LayerTest, RowsOfAnotherWidthAreNoStride) {

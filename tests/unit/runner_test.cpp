@@ -736,6 +736,10 @@ TEST(Runner, WrongArguments) {
   std::vector<float> const many(static_cast<std::size_t>((kRows + 1) * kHidden));
   refuses(ErrorCode::capacity, "hidden_states: 8 rows exceed max_tokens_per_rank 7", rows(many, kHidden), l,  // N21
           make_rows(out.data(), kRows + 1, kHidden));
+  std::vector<float> neighbours((2 * kRows + 1) * kHidden);  // one row too many of each, and they overlap
+  refuses(ErrorCode::capacity, "8 rows exceed max_tokens_per_rank 7",
+          make_rows(static_cast<float const*>(neighbours.data()), kRows + 1, kHidden), l,
+          make_rows(neighbours.data() + kRows * kHidden, kRows + 1, kHidden));
   runner.forward(x, l, y);
   EXPECT_NE(out[0], -1.0F);
   runner.forward(make_rows(w.hidden.data(), 0, kHidden), make_rows(logits.data(), 0, kExperts), make_rows(out.data(), 0, kHidden));

@@ -200,10 +200,10 @@ void Layer<C>::validate(Hidden hidden, Output output) const {
   expect_size("output: rows", output.extent(0), m);
   check_layer_rows("hidden_states", hidden);
   check_layer_rows("output", output);
-  check_apart_or_same(hidden, output);
   if (m > max_tokens_) {
     throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
   }
+  check_apart_or_same(hidden, output);  // last: too many rows of two neighbouring arrays overlap, too
 }
 
 template <class C>

@@ -123,6 +123,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Routing const& rou
       if (m > (kChunked ? kMostSize : most)) {
         throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", most));
       }
+      detail::check_apart_or_same(hidden, output);
       if (split && m > 1 && output.stride(0) != sizes_.hidden) {
         throw Error(ErrorCode::argument, text("output: row stride ", output.stride(0), ", sequence parallelism needs ", sizes_.hidden));
       }
@@ -165,6 +166,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Routing const& r
   std::int64_t const h = sizes_.hidden;
   auto const check = [&] {
     validate_widths(hidden, output);
+    detail::check_apart_or_same(hidden, output);
     check_routing(routing, m, options);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
     if (Routing::kRoutes) moe::routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);

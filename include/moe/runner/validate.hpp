@@ -19,6 +19,7 @@ void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) 
   if (hidden.extent(0) > sizes_.max_rows) {
     throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
   }
+  detail::check_apart_or_same(hidden, output);  // last: too many rows of two neighbouring arrays overlap, too
 }
 
 template <class LayerT, class PartsT>
@@ -31,7 +32,6 @@ void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> o
   expect("output: rows", output.extent(0), hidden.extent(0));
   detail::check_rows("hidden_states", hidden);
   detail::check_rows("output", output);
-  detail::check_apart_or_same(hidden, output);
 }
 
 /// What can be said of a batch's routing before it is cut.
