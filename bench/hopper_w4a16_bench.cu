@@ -64,6 +64,14 @@ __global__ void fill_pairs(float2* data, long long count, std::uint64_t seed, fl
   }
 }
 
+/// Codes of e4m3 that are not a number become zero.
+__global__ void clear_nans(std::uint8_t* data, long long count) {
+  for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<long long>(gridDim.x) * blockDim.x) {
+    if ((data[i] & 0x7F) == 0x7F) data[i] = 0;
+  }
+}
+
 /// A layer with random weights and biases. The unpacked codes stay for the check.
 struct Layer {
   TypedMemory<char> packed;
@@ -77,6 +85,7 @@ struct Layer {
     auto const codes = [&](long long rows, long long cols) {
       TypedMemory<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols * code_bits(scheme) / 8));
       fill_bytes<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()), ++seed, 0, 256);
+      if (is_e4m3(scheme)) clear_nans<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()));
       return c;
     };
     auto const scales = [&](long long rows, long long cols, int group) {
@@ -93,8 +102,8 @@ struct Layer {
         }
         return v;
       }
-      TypedMemory<std::uint8_t> v(static_cast<std::size_t>(count) * (scheme == W4Scheme::mxfp4 ? 1 : has_zero_points(scheme) ? 8 : 4));
-      if (scheme == W4Scheme::mxfp4) {
+      TypedMemory<std::uint8_t> v(static_cast<std::size_t>(count) * (has_exponents(scheme) ? 1 : has_zero_points(scheme) ? 8 : 4));
+      if (has_exponents(scheme)) {
         fill_bytes<<<1024, 256>>>(v.data(), count, ++seed, static_cast<std::uint8_t>(125 + std::ilogb(sigma)), 3);
       } else if (!has_zero_points(scheme)) {
         fill_positive<<<1024, 256>>>(reinterpret_cast<float*>(v.data()), count, ++seed, 0.5F * sigma, 1.5F * sigma);
@@ -282,6 +291,8 @@ double error_of_mode(Mode const& mode, Layer const& layer, LocalShape const& s, 
     case W4Scheme::int4_32_zero: return error_of<WNa16<4, 32, true>>(layer, s, batch, tokens, out);
     case W4Scheme::nvfp4: return error_of<Nvfp4W4A16>(layer, s, batch, tokens, out);
     case W4Scheme::int8: return error_of<Int8PerChannel>(layer, s, batch, tokens, out);
+    case W4Scheme::fp8: return error_of<Fp8PerChannel<>>(layer, s, batch, tokens, out);
+    case W4Scheme::mxfp8: return error_of<Mxfp8W8A16<>>(layer, s, batch, tokens, out);
   }
   return std::numeric_limits<double>::quiet_NaN();
 }

@@ -14,8 +14,9 @@
 namespace moe_bench {
 
 inline constexpr moe::hopper::W4Scheme kW4Schemes[] = {
-    moe::hopper::W4Scheme::int4,         moe::hopper::W4Scheme::int4_zero, moe::hopper::W4Scheme::mxfp4, moe::hopper::W4Scheme::int4_32,
-    moe::hopper::W4Scheme::int4_32_zero, moe::hopper::W4Scheme::nvfp4,     moe::hopper::W4Scheme::int8};
+    moe::hopper::W4Scheme::int4,    moe::hopper::W4Scheme::int4_zero,    moe::hopper::W4Scheme::mxfp4,
+    moe::hopper::W4Scheme::int4_32, moe::hopper::W4Scheme::int4_32_zero, moe::hopper::W4Scheme::nvfp4,
+    moe::hopper::W4Scheme::int8,    moe::hopper::W4Scheme::fp8,          moe::hopper::W4Scheme::mxfp8};
 
 inline std::optional<moe::hopper::W4Scheme> find_w4_scheme(std::string_view wanted) {
   auto const* const found = std::find_if(std::begin(kW4Schemes), std::end(kW4Schemes), [&](auto scheme) { return wanted == name(scheme); });
@@ -37,6 +38,8 @@ inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
     case int4_32_zero: return moe::hopper::w4_launcher<int4_32_zero>();
     case nvfp4: return moe::hopper::w4_launcher<nvfp4>();
     case int8: return moe::hopper::w4_launcher<int8>();
+    case fp8: return moe::hopper::w4_launcher<fp8>();
+    case mxfp8: return moe::hopper::w4_launcher<mxfp8>();
   }
   return nullptr;
 }

@@ -36,8 +36,9 @@ void add_host_instances(std::vector<Instance>& all) {
   add<moe::quantization::WNa16<4, 128>>(all);
   add<moe::quantization::Mxfp4W4A16<>>(all);
   add_two<moe::quantization::Int4Group128Zero, moe::quantization::Int8PerChannel, moe::quantization::Int8PerToken,
-          moe::quantization::Mxfp8<>, moe::quantization::Mxfp4Fp8<>, moe::quantization::Nvfp4W4A16, moe::quantization::Int4Fp8<32>,
-          moe::quantization::Int4Fp8<64>, moe::quantization::Int4Fp8<128>, moe::quantization::Int4Fp8<128, true>>(all);
+          moe::quantization::Fp8PerChannel<>, moe::quantization::Mxfp8<>, moe::quantization::Mxfp8W8A16<>, moe::quantization::Mxfp4Fp8<>,
+          moe::quantization::Nvfp4W4A16, moe::quantization::Int4Fp8<32>, moe::quantization::Int4Fp8<64>, moe::quantization::Int4Fp8<128>,
+          moe::quantization::Int4Fp8<128, true>>(all);
 }
 
 }  // namespace moe_c

@@ -6,10 +6,10 @@
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row, int8_row) with each activation of
 # experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer.
 #
-# "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4 or int8, is the layer kernel with weights of 4 or 8 bits
-# alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the definitions
-# of moe::hopper::W4A16Layer. "w4a8 <storage>", with mxfp4, int4, int4_zero, int4_32 or int4_32_zero, is the same with e4m3 activations, and
-# with the definitions of moe::hopper::W4A8Layer.
+# "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8, fp8 or mxfp8, is the layer kernel with weights of 4
+# or 8 bits alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the
+# definitions of moe::hopper::W4A16Layer. "w4a8 <storage>", with mxfp4, int4, int4_zero, int4_32 or int4_32_zero, is the same with e4m3
+# activations, and with the definitions of moe::hopper::W4A8Layer.
 #
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
 # experts/hopper/{contiguous,w4a16,w4a8}_layer.hpp and no .cuh.
@@ -52,9 +52,9 @@ endfunction()
 function(_moe_expect_hopper_instance name instance)
   set(activations "FastSilu|AnyActivation|FixedActivation<.+>")
   if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row) (${activations})|\
-w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
+w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
     message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: \"<bf16|f16|fp8_block|fp8_row|int8_row> "
-      "<${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8>\", "
+      "<${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
       "\"w4a8 <mxfp4|int4|int4_zero|int4_32|int4_32_zero>\"")
   endif()
 endfunction()

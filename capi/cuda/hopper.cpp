@@ -22,4 +22,6 @@ MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A8, moe::quantization::Int4Fp8
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A8, moe::quantization::Int4Fp8<128>)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A8, Int4Group128ZeroFp8)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW8A16, moe::quantization::Int8PerChannel)
+MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW8A16, moe::quantization::Fp8PerChannel<>)
+MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW8A16, moe::quantization::Mxfp8W8A16<>)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperContiguous, moe::quantization::Int8PerToken)

@@ -29,7 +29,7 @@ void add_quantize(CLI::App& app) {
   command->add_option("--tensor", line->options.tensor, "name of the tensor in the file");
   command->add_option("--output", line->options.output, "a .safetensors file; for a checkpoint a directory that does not exist yet")
       ->required();
-  command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8 (default ceil) and mxfp4_… (default ocp)")
+  command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8… (default ceil) and mxfp4_… (default ocp)")
       ->check(one_of({"ceil", "ocp", "even"}));
   command->add_flag("--json", line->options.json, "print the report as one JSON object");
   command->callback([line] {

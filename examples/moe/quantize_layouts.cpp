@@ -62,6 +62,7 @@ std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group, bo
   return out;
 }
 bool is_mxfp4(std::string const& scheme) { return scheme.starts_with("mxfp4"); }
+bool is_mxfp8(std::string const& scheme) { return scheme.starts_with("mxfp8"); }
 bool is_nvfp4(std::string const& scheme) { return scheme.starts_with("nvfp4"); }
 
 /// Shape of the scales of one matrix.
@@ -96,6 +97,7 @@ std::vector<std::string> checkpoint_schemes() {
           "mxfp4_w4a16",
           "mxfp4_w4a8",
           "mxfp8",
+          "mxfp8_w8a16",
           "nvfp4",
           "nvfp4_w4a16",
           "w4a8_fp8",
@@ -126,7 +128,7 @@ std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMa
     return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
             {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
   }
-  if (scheme.name == "mxfp8") {
+  if (is_mxfp8(scheme.name)) {
     return {{s.base + ".weight", FileDType::f8_e4m3, {rows, cols}, [=] { return bytes_of(quantized().q); }},
             {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
   }
@@ -203,7 +205,7 @@ nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool 
   Words const w = int4                                ? Words{"pack-quantized", "int", "group", 4, scheme.int4_group}
                   : is_mxfp4(scheme.name)             ? Words{"mxfp4-pack-quantized", "float", "group", 4, 32}
                   : is_nvfp4(scheme.name)             ? Words{"nvfp4-pack-quantized", "float", "tensor_group", 4, 16}
-                  : scheme.name == "mxfp8"            ? Words{"mxfp8-quantized", "float", "group", 8, 32}
+                  : is_mxfp8(scheme.name)             ? Words{"mxfp8-quantized", "float", "group", 8, 32}
                   : scheme.name == "int8_per_channel" ? Words{"int-quantized", "int", "channel", 8, 0}
                   : scheme.name == "fp8_per_tensor"   ? Words{"float-quantized", "float", "tensor", 8, 0}
                                                       : Words{"float-quantized", "float", "channel", 8, 0};
@@ -216,7 +218,8 @@ nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool 
   // Rows: 8 bits with a scale a token, or a group.
   bool const in_groups = scheme.name == "mxfp4_fp8" || (scheme.name.starts_with("int4") && scheme.name.ends_with("_fp8"));
   std::int64_t const rows = scheme.name == "mxfp8" || scheme.name == "mxfp4_w4a8" ? 32 : in_groups ? 128 : 0;
-  if (rows > 0 || w.bits == 8 || scheme.name.starts_with("w4a8")) {
+  bool const weights_alone = scheme.name == "mxfp8_w8a16";
+  if (rows > 0 || (w.bits == 8 && !weights_alone) || scheme.name.starts_with("w4a8")) {
     bool const integers = int4 ? scheme.name == "w4a8_int8" : w.type == std::string_view("int");
     group["input_activations"] = {{"num_bits", 8},
                                   {"type", integers ? "int" : "float"},

@@ -154,8 +154,8 @@ std::map<std::string, Quantizer> quantizers(std::optional<MxRule> rule) {
   for (char const* const name : kInt4Schemes) {
     all[name] = [name](float const* w, Shape shape, QuantizedTensor& out) { quantize_int4_one(name, w, shape, out); };
   }
-  all["mxfp8"] = with_rule(rule.value_or(MxRule::ceil),
-                           []<MxRule Rule>() -> Quantizer { return quantize_one<BlockWeights<Mxfp8Codec<Rule>, 1, 32>>; });
+  all["mxfp8"] = all["mxfp8_w8a16"] = with_rule(
+      rule.value_or(MxRule::ceil), []<MxRule Rule>() -> Quantizer { return quantize_one<BlockWeights<Mxfp8Codec<Rule>, 1, 32>>; });
   all["mxfp4"] =
       with_rule(rule.value_or(MxRule::ocp), []<MxRule Rule>() -> Quantizer { return quantize_one<BlockWeights<Mxfp4Codec<Rule>, 1, 32>>; });
   for (char const* const rows : {"mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8"}) all[rows] = all["mxfp4"];

@@ -191,7 +191,9 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
    "none"                 H                     I                   the runner's dtype    NULL
    "fp8_block128"         H                     I                   e4m3                  [E_local, ceil(N/128), ceil(K/128)]
    "fp8_per_token"        H                     I                   e4m3                  [E_local, N] or [E_local, N, 1]
+   "fp8_per_channel"      H                     I                   e4m3                  [E_local, N] or [E_local, N, 1]
    "mxfp8"                H                     I                   e4m3                  [E_local, N, K/32], uint8 or float8_e8m0fnu
+   "mxfp8_w8a16"          H                     I                   e4m3                  [E_local, N, K/32], uint8 or float8_e8m0fnu
    "int8_per_channel"     H                     I                   int8                  [E_local, N] or [E_local, N, 1]
    "int8_per_token"       H                     I                   int8                  [E_local, N] or [E_local, N, 1]
    "int4_group32"         H/2                   I/2                 int4                  [E_local, N, K/32]

@@ -132,9 +132,9 @@ class Runner:
         situ_gate, situ_up: bounds of "situ": situ_gate tanh(gate / situ_gate) and situ_up tanh(up / situ_up).
         w13_bias, w2_bias: float32 [E_local, 2I] and [E_local, H]; both or none.
         w13_scale, w2_scale: scales of quantised weights, as `quantize` and `nvfp4_scales` make them.
-        quantization: "none", "fp8_block128", "fp8_per_token", "mxfp8", "int8_per_channel", "int8_per_token", "int4_group32",
-            "int4_group64", "int4_group128", "int4_group128_zero", each of these four also with "_fp8", "mxfp4_w4a16", "mxfp4_fp8",
-            "nvfp4_w4a16"; docs/c.md has a table.
+        quantization: "none", "fp8_block128", "fp8_per_token", "fp8_per_channel", "mxfp8", "mxfp8_w8a16", "int8_per_channel",
+            "int8_per_token", "int4_group32", "int4_group64", "int4_group128", "int4_group128_zero", each of these four also with "_fp8",
+            "mxfp4_w4a16", "mxfp4_fp8", "nvfp4_w4a16"; docs/c.md has a table.
         dtype: of hidden and output: "float32", "bfloat16", "float16"; None: w13's, or "bfloat16" with quantised weights.
         num_experts: E of all ranks; None: E_local times the size of the group.
         router: None: the caller routes and calls `forward_routed`. A dict of the fields of `moe_router_config` (`moe.route` has them):

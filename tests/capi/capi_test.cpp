@@ -269,7 +269,8 @@ INSTANTIATE_TEST_SUITE_P(All, Schemes,
                                          Scheme{"int4_group64", 4e-3}, Scheme{"int4_group128", 4e-3}, Scheme{"mxfp4_w4a16", 4e-3},
                                          Scheme{"int4_group128_zero", 4e-3}, Scheme{"int8_per_channel", 4e-3},
                                          Scheme{"int8_per_token", 0.02}, Scheme{"mxfp8", 0.06}, Scheme{"mxfp4_fp8", 0.06},
-                                         Scheme{"nvfp4_w4a16", 4e-3}, Scheme{"int4_group32_fp8", 0.06}, Scheme{"int4_group64_fp8", 0.06},
+                                         Scheme{"fp8_per_channel", 4e-3}, Scheme{"mxfp8_w8a16", 4e-3}, Scheme{"nvfp4_w4a16", 4e-3},
+                                         Scheme{"int4_group32_fp8", 0.06}, Scheme{"int4_group64_fp8", 0.06},
                                          Scheme{"int4_group128_fp8", 0.06}, Scheme{"int4_group128_zero_fp8", 0.06}),
                          [](auto const& info) { return std::string(info.param.name); });
 

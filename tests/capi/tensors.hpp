@@ -183,9 +183,9 @@ inline std::vector<float> dequantized(std::string const& scheme, Array<std::uint
     if (scheme == "fp8_block128") {
       std::int64_t const across = (cols + 127) / 128;
       out.push_back(moe::quantization::decode_e4m3(code) * scales[(m * ((rows + 127) / 128) + r / 128) * across + i % cols / 128]);
-    } else if (scheme == "fp8_per_token") {
+    } else if (scheme == "fp8_per_token" || scheme == "fp8_per_channel") {
       out.push_back(moe::quantization::decode_e4m3(code) * scales[m * rows + r]);
-    } else if (scheme == "mxfp8") {
+    } else if (scheme.starts_with("mxfp8")) {
       out.push_back(std::ldexp(moe::quantization::decode_e4m3(code), bytes[i / 32] - 127));
     } else if (scheme.starts_with("int8")) {
       out.push_back(static_cast<float>(static_cast<std::int8_t>(code)) * scales[m * rows + r]);

@@ -74,8 +74,16 @@ struct RandomWeights {
   static void fill(Buffer<Code, space::cuda>& codes, Buffer<Scale, space::cuda>& scales, int experts, std::int64_t rows, std::int64_t cols,
                    std::mt19937_64& gen, int exponent, float zero_offset, Scales wanted) {
     std::vector<Code> c(static_cast<std::size_t>(experts * rows * Quant::weight_code_cols(cols)));
-    for (Code& v : c) v = static_cast<Code>(gen() >> 32);
-    constexpr float kCodes = std::is_same_v<Code, std::int8_t> ? 74.0F : 4.6F;  // their standard deviation, of integers
+    constexpr bool kE4m3 = std::is_same_v<Code, e4m3>;
+    for (Code& v : c) {
+      auto const bits = static_cast<std::uint8_t>(gen() >> 32);
+      if constexpr (kE4m3) {
+        v.__x = (bits & 0x7F) == 0x7F ? std::uint8_t{0} : bits;  // every code that is a number
+      } else {
+        v = static_cast<Code>(bits);
+      }
+    }
+    constexpr float kCodes = kE4m3 ? 104.0F : std::is_same_v<Code, std::int8_t> ? 74.0F : 4.6F;  // their standard deviation
     std::int64_t const count = Quant::weight_scale_count(rows, cols);
     std::vector<Scale> s(static_cast<std::size_t>(experts * count));
     float const sigma = 1.0F / std::sqrt(static_cast<float>(cols));
@@ -85,8 +93,8 @@ struct RandomWeights {
         std::uint64_t const kind = gen() % 16;
         v = static_cast<std::uint8_t>(kind == 0 ? gen() % 8 : ((6 + gen() % 3) << 3) | (gen() % 8));
         if (kind == 1) v |= 0x80u;
-      } else if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // codes have a standard deviation of 2.9
-        v = static_cast<std::uint8_t>(127 + exponent + std::ilogb(sigma / 2.9F) - static_cast<int>(gen() % 3));
+      } else if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // e2m1 has a standard deviation of 2.9
+        v = static_cast<std::uint8_t>(127 + exponent + std::ilogb(sigma / (kE4m3 ? kCodes : 2.9F)) - static_cast<int>(gen() % 3));
       } else {
         float scale = std::ldexp(sigma / kCodes * (0.5F + uniform), exponent);
         if (wanted == Scales::of_bf16) scale = to_float(from_float<bf16>(scale));

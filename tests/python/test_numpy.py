@@ -155,6 +155,11 @@ def widened(quantized, scheme):
     codes, scales = quantized
     if scheme.startswith("int8"):
         return codes.astype(np.float64) * scales
+    if scheme in ("fp8_per_channel", "mxfp8_w8a16"):
+        magnitudes = 2.0 ** (np.maximum(codes >> 3 & 15, 1).astype(np.float64) - 7) * ((codes >> 3 & 15 > 0) + (codes & 7) / 8)
+        values = np.where(codes > 127, -magnitudes, magnitudes)
+        powers = np.repeat(2.0 ** (scales.astype(np.float64) - 127), 32, axis=-1)
+        return values * (scales if scheme == "fp8_per_channel" else powers)
     codes = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1).astype(np.int64)
     if scheme.startswith("int4_group32"):
         return (codes - 8) * np.repeat(scales, 32, axis=-1)
@@ -169,7 +174,8 @@ def widened(quantized, scheme):
     return E2M1[codes] * np.repeat(2.0 ** (scales.astype(np.float64) - 127), 32, axis=-1)
 
 
-@pytest.mark.parametrize("scheme", ["int4_group32", "int4_group128_zero", "mxfp4_w4a16", "nvfp4_w4a16", "int8_per_channel"])
+@pytest.mark.parametrize("scheme", ["int4_group32", "int4_group128_zero", "mxfp4_w4a16", "nvfp4_w4a16", "int8_per_channel",
+                                    "fp8_per_channel", "mxfp8_w8a16"])
 def test_weights_alone(scheme):
     layer = Layer(hidden=256, intermediate=128, seed=2)
     w13, w2, output = quantized_runner(layer, scheme)

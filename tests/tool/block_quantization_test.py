@@ -23,6 +23,7 @@ SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel
 SAME_WEIGHTS = {"int4_group32_zero": ("int4_group32", 0), "int4_group64_zero": ("int4_group64", 0),
                 "int4_group128_zero": ("int4_group128", 0), "w4a8_fp8": ("int4_group128", .1), "w4a8_fp8_group32": ("int4_group32", .1),
                 "w4a8_int8": ("int4_group128", .025), "mxfp4_w4a8": ("mxfp4_w4a16", .1), "mxfp4_fp8": ("mxfp4_w4a16", .1),
+                "mxfp8_w8a16": ("mxfp8", .02),
                 **{f"{weights}_fp8": (weights.removesuffix("_zero"), .1) for group in (32, 64, 128)
                    for weights in (f"int4_group{group}", f"int4_group{group}_zero")}}
 FURTHER = ["int4_group64", *SAME_WEIGHTS]  # the registry's further_quantizations

@@ -40,7 +40,7 @@ def check_names():
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
     schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int8_per_channel", "int4_group128",
-               "int4_group32", "mxfp8", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16", "int4_group64", "int4_group32_zero",
+               "int4_group32", "mxfp8", "mxfp8_w8a16", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16", "int4_group64", "int4_group32_zero",
                "int4_group64_zero", "int4_group128_zero", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4_fp8",
                "int4_group32_fp8", "int4_group128_zero_fp8"}
     expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")

@@ -19,7 +19,8 @@ SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128",
            "fp8_per_token_ue8m0",
            "fp8_per_channel_ue8m0", "fp8_group128_ue8m0", "fp8_block128_ue8m0", "int8_per_token", "int8_per_channel", "int8_group128",
            "int4_group32", "int4_group32_zero", "int4_group64", "int4_group64_zero", "int4_group128", "int4_group128_zero", "mxfp8",
-           "mxfp4", "mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8", "nvfp4", "nvfp4_w4a16", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8",
+           "mxfp8_w8a16", "mxfp4", "mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8", "nvfp4", "nvfp4_w4a16", "w4a8_fp8", "w4a8_fp8_group32",
+           "w4a8_int8",
            *(f"int4_group{group}{zero}_fp8" for group in (32, 64, 128) for zero in ("", "_zero"))]
 # int4 weights: their group, and whether it has a zero point
 INT4 = {"int4_group32": (32, False), "int4_group32_zero": (32, True), "int4_group64": (64, False), "int4_group64_zero": (64, True),
@@ -155,7 +156,8 @@ def checkpoints(folder: pathlib.Path) -> None:
         original.update(load(shard))
     experts = [name for name in original if ".experts." in name]
     for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01,
-                          **dict.fromkeys(INT4, .15), "mxfp8": .04, "mxfp4": .2, "mxfp4_w4a16": .2, "mxfp4_w4a8": .2, "mxfp4_fp8": .2,
+                          **dict.fromkeys(INT4, .15), "mxfp8": .04, "mxfp8_w8a16": .04, "mxfp4": .2, "mxfp4_w4a16": .2, "mxfp4_w4a8": .2,
+                          "mxfp4_fp8": .2,
                           "nvfp4": .15, "nvfp4_w4a16": .15}.items():
         out = folder / scheme
         done = moe("--scheme", scheme, "--input", source, "--output", out)
@@ -176,7 +178,7 @@ def checkpoints(folder: pathlib.Path) -> None:
         config = json.loads((out / "config.json").read_text())
         check("quantization_config" in config and (out / "generation_config.json").exists(), f"{scheme}: config")
         stated = (config["quantization_config"].get("config_groups") or {}).get("group_0", {})
-        if scheme in ROWS or scheme in INT4 or scheme.startswith(("mxfp4", "nvfp4")):
+        if scheme in ROWS or scheme in INT4 or scheme.startswith(("mxfp4", "mxfp8_w", "nvfp4")):
             found = stated["input_activations"]
             kind = found and (found["type"], found.get("group_size", 0))
             check(kind == ROWS.get(scheme) and stated["weights"]["symmetric"] != INT4.get(scheme, (0, False))[1],
@@ -199,7 +201,7 @@ def checkpoints(folder: pathlib.Path) -> None:
                 check((base + ".weight_zero_point" in written) == INT4[scheme][1], f"{scheme}: zero points")
                 codes = [byte >> shift & 15 for byte in packed[2] for shift in (0, 4)]
                 dq = [(q - zeros[i // group]) * scales[i // group] for i, q in enumerate(codes)]
-            elif scheme == "mxfp8":
+            elif scheme.startswith("mxfp8"):
                 code, stored = written[name], written[base + ".weight_scale"]
                 check(code[:2] == ("F8_E4M3", [rows, cols]) and stored[:2] == ("U8", [rows, cols // 32]), f"{scheme}: {name}")
                 dq = [e4m3(c) * 2.0**(stored[2][i // 32] - 127) for i, c in enumerate(code[2])]

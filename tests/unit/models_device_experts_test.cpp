@@ -44,6 +44,8 @@ static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerToken>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerChannel>, ExpertsList<W8, Reference>>);
+static_assert(std::is_same_v<For<quantization::Fp8PerChannel<>>, ExpertsList<W8, Reference>>);
+static_assert(std::is_same_v<For<quantization::Mxfp8W8A16<>>, ExpertsList<W8, Reference>>);
 static_assert(std::is_same_v<For<quantization::WNa16<4, 32>>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Nvfp4W4A16>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Mxfp4Fp8<>>, ExpertsList<experts::HopperW4A8, Reference>>);

@@ -345,6 +345,7 @@ TEST(PackedExperts, Mxfp8) {
     w.exponents(base + ".weight_scale", {n, k / 32});
   });
   expect_same_values<quantization::Mxfp8<>>(directory.path());
+  expect_same_values<quantization::Mxfp8W8A16<>>(directory.path());
 }
 TEST(PackedExperts, WeightsOfSchemesWithRowsOf8Bits) {
   TemporaryDirectory const directory;

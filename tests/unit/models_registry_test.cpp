@@ -133,6 +133,8 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   EXPECT_EQ(support("int8_per_token", 80, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("int8_per_channel", 90, "hopper_w8a16"), Support::converted) << "weights in int8 alone";
   EXPECT_EQ(support("int8_per_channel", 89, "cuda_reference"), Support::emulated);
+  EXPECT_EQ(support("fp8_per_channel", 90, "hopper_w8a16"), Support::converted);
+  EXPECT_EQ(support("mxfp8_w8a16", 90, "hopper_w8a16"), Support::converted);
   EXPECT_EQ(support("int4_group128", 90, "hopper_w4a16"), Support::converted);
   EXPECT_EQ(support("int4_group128", 80, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("mxfp4_w4a16", 90, "hopper_w4a16"), Support::converted);

@@ -74,6 +74,8 @@ TEST(QuantizationConfig, PoliciesDescribeThemselves) {
   EXPECT_EQ(config_of<Int4Group128>().w1.group_shape, int4_w4a16(128).w1.group_shape);
   EXPECT_EQ(config_of<Int4Group128>().w1.dtype, DType::u4);
   EXPECT_EQ(config_of<Mxfp4W4A8<>>().a1.dtype, mxfp4_w4a8().a1.dtype);
+  EXPECT_EQ(config_of<Mxfp8W8A16<>>().a1.dtype, mxfp8_w8a16().a1.dtype);
+  EXPECT_EQ(config_of<Mxfp8W8A16<>>().w1.dtype, mxfp8_w8a16().w1.dtype);
   EXPECT_EQ(config_of<Nvfp4>().w1.group_shape, nvfp4_w4a4().w1.group_shape);
   EXPECT_FALSE(config_of<None>().quant_dtype().has_value());
 }

@@ -97,7 +97,7 @@ using Schemes =
                    Fp8PerToken<ScaleFloor::amax_1e10, ScaleFormat::ue8m0>, Fp8PerChannel<>, Fp8Group<>, Fp8Group<128, ScaleFormat::ue8m0>,
                    Fp8Block<>, Fp8Block<128, ScaleFormat::ue8m0>, Fp8Block<128, ScaleFormat::f32_pow2, ScaleFloor::amax_1e4>, Int8PerToken,
                    Int8PerTensorStatic, Int8PerChannel, Int8Group<>, Int4Group128, Int4Group128Zero, WNa16<8, 128>, WNa16<4, 0>, W4A8Fp8,
-                   W4A8Int8, Mxfp8<>, Mxfp4<>, Mxfp4<MxRule::even>, Mxfp4W4A8<>, Mxfp4W4A16<>, Nvfp4, Nvfp4W4A16, Int4Fp8<>,
+                   W4A8Int8, Mxfp8<>, Mxfp8W8A16<>, Mxfp4<>, Mxfp4<MxRule::even>, Mxfp4W4A8<>, Mxfp4W4A16<>, Nvfp4, Nvfp4W4A16, Int4Fp8<>,
                    Int4Fp8<32, true>>;
 TYPED_TEST_SUITE(QuantizationSchemes, Schemes);
 

@@ -3,6 +3,7 @@
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_fp8.hpp"
@@ -41,6 +42,8 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, qu
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int8PerToken, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int8PerChannel, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerChannel<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp8W8A16<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 32>, float>;

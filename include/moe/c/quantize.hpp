@@ -14,6 +14,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/moe.h"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
@@ -33,6 +34,7 @@ void for_each_scheme(F const& f) {
   f(quantization::None{});
   f(quantization::Fp8Block<>{});
   f(quantization::Fp8PerToken<>{});
+  f(quantization::Fp8PerChannel<>{});
   f(quantization::WNa16<4, 32>{});
   f(quantization::WNa16<4, 64>{});
   f(quantization::WNa16<4, 128>{});
@@ -40,6 +42,7 @@ void for_each_scheme(F const& f) {
   f(quantization::Int8PerChannel{});
   f(quantization::Int8PerToken{});
   f(quantization::Mxfp8<>{});
+  f(quantization::Mxfp8W8A16<>{});
   f(quantization::Mxfp4W4A16<>{});
   f(quantization::Mxfp4Fp8<>{});
   f(quantization::Nvfp4W4A16{});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper_w8a16.hpp: experts with 8-bit weights alone (int8 with a scale per output channel) and bf16 activations on one Hopper GPU,
-// standard and batched formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes
+// experts/hopper_w8a16.hpp: experts with 8-bit weights alone (int8 or e4m3 with a scale per output channel, mxfp8) and bf16 activations on
+// one Hopper GPU, standard and batched formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes
 // experts/hopper_w8a16.cuh.
 #pragma once
 
@@ -8,7 +8,9 @@
 
 #include "moe/experts/hopper/packed_weights.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
+#include "moe/quantization/mxfp8.hpp"
 
 namespace moe::experts {
 
@@ -25,6 +27,18 @@ struct W8Storage<quantization::Int8PerChannel> {
   static constexpr hopper::W4Scheme kScheme = hopper::W4Scheme::int8;
   static constexpr int group(std::int64_t cols) { return static_cast<int>(cols); }
 };
+template <>
+struct W8Storage<quantization::Fp8PerChannel<>> {
+  static constexpr bool kSupported = true;
+  static constexpr hopper::W4Scheme kScheme = hopper::W4Scheme::fp8;
+  static constexpr int group(std::int64_t cols) { return static_cast<int>(cols); }
+};
+template <quantization::MxRule WeightRule>
+struct W8Storage<quantization::Mxfp8W8A16<WeightRule>> {
+  static constexpr bool kSupported = true;
+  static constexpr hopper::W4Scheme kScheme = hopper::W4Scheme::mxfp8;
+  static constexpr int group(std::int64_t /*cols*/) { return 32; }
+};
 
 struct W8Storages : WidenedStorages {
   static constexpr char const* kName = "hopper_w8a16";
@@ -34,9 +48,10 @@ struct W8Storages : WidenedStorages {
 
 }  // namespace detail
 
-/// int8 weights with a scale per output channel and bf16 activations, standard and batched formats, biases, every activation, the router
-/// weight on either side. Any intermediate width. Weights become bf16 in registers, exactly, and their float32 scales multiply the float32
-/// sums.
+/// int8 or e4m3 weights with a scale per output channel, or mxfp8 weights, and bf16 activations, standard and batched formats, biases,
+/// every activation, the router weight on either side. Any intermediate width; mxfp8: a multiple of 32. Codes become bf16 in registers,
+/// exactly. Scales of channels multiply the float32 sums, powers of two of mxfp8 the bf16 weights. E_UNSUPPORTED for an e4m3 weight that is
+/// not a number.
 struct HopperW8A16 : detail::PackedWeights<detail::W8Storages> {};
 
 }  // namespace moe::experts

@@ -68,7 +68,7 @@ inline constexpr auto further_quantizations =
                   quantization::Int4Group128Zero, quantization::W4A8Fp8, quantization::W4A8<quantization::Fp8Codec<>, 32>,
                   quantization::W4A8Int8, quantization::Mxfp4W4A8<>, quantization::Mxfp4Fp8<>, quantization::Int4Fp8<32>,
                   quantization::Int4Fp8<64>, quantization::Int4Fp8<128>, quantization::Int4Fp8<32, true>, quantization::Int4Fp8<64, true>,
-                  quantization::Int4Fp8<128, true>>;
+                  quantization::Int4Fp8<128, true>, quantization::Mxfp8W8A16<>>;
 inline constexpr auto quantizations = hana::concat(common_quantizations, further_quantizations);
 
 /// Backends over a communicator, and over a window that the ranks of a node map: one list each for both spaces.

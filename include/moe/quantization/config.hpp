@@ -129,6 +129,7 @@ inline QuantConfig int4_w4a8(int group_size) {
   return detail::checked(DType::e4m3, kPerToken, DType::u4, detail::int_group(4, group_size));
 }
 inline QuantConfig mxfp8_w8a8() { return detail::checked(DType::e4m3, group_of(32), DType::e4m3, group_of(32)); }
+inline QuantConfig mxfp8_w8a16() { return detail::checked({}, {}, DType::e4m3, group_of(32)); }
 inline QuantConfig mxfp4_w4a16() { return detail::checked({}, {}, DType::e2m1, group_of(32)); }
 /// mxfp8 activations.
 inline QuantConfig mxfp4_w4a8() { return detail::checked(DType::e4m3, group_of(32), DType::e2m1, group_of(32)); }

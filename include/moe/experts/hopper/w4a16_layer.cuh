@@ -25,7 +25,7 @@ namespace w4 {
 /// Enqueues the packing of one matrix of every expert.
 template <W4Scheme S>
 inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
-  if constexpr (S == W4Scheme::mxfp4) {
+  if constexpr (has_exponents(S)) {
     find_largest_exponent<S><<<experts, 1024, 0, stream>>>(a);
     check_cuda(cudaGetLastError(), "find_largest_exponent");
   } else if constexpr (scales_sums(S)) {
@@ -74,6 +74,8 @@ struct W4A16Layer::State {
       case W4Scheme::int4_32_zero: return call.template operator()<W4Scheme::int4_32_zero>();
       case W4Scheme::nvfp4: return call.template operator()<W4Scheme::nvfp4>();
       case W4Scheme::int8: return call.template operator()<W4Scheme::int8>();
+      case W4Scheme::fp8: return call.template operator()<W4Scheme::fp8>();
+      case W4Scheme::mxfp8: return call.template operator()<W4Scheme::mxfp8>();
     }
   }
   w4::Constants make_constants() const;

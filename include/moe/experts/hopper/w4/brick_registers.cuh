@@ -19,7 +19,7 @@ struct BrickRegisters {
   uint4 codes[code_bits(S) / 4];
   std::uint32_t scales[2];      // int4; int4_32: of each 32 of K
   std::uint32_t zeros;          // int4_zero
-  std::uint32_t exponents[4];   // mxfp4: row r, both groups; row r + 8
+  std::uint32_t exponents[4];   // mxfp4, mxfp8: row r, both groups; row r + 8
   std::uint32_t row_scales[2];  // nvfp4: row r; row r + 8
 
   /// `thread` of the warpgroup; `brick` as in problem.hpp.
@@ -28,7 +28,7 @@ struct BrickRegisters {
     if constexpr (code_bits(S) == 8) codes[1] = ptx::load_shared_words(brick + 2048u + static_cast<std::uint32_t>(thread) * 16);
     [[maybe_unused]] std::uint32_t const word =
         brick + static_cast<std::uint32_t>(brick_code_bytes(S)) + static_cast<std::uint32_t>(thread >> 2) * 4;
-    if constexpr (S == W4Scheme::mxfp4) {
+    if constexpr (has_exponents(S)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) exponents[i] = ptx::load_shared_byte(word + static_cast<std::uint32_t>(i));
     } else if constexpr (scales_sums(S)) {
@@ -98,7 +98,13 @@ struct BrickRegisters {
       std::uint32_t const words[2] = {q % 2 == 0 ? pair.x : pair.z, q % 2 == 0 ? pair.y : pair.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[4 * q + i] = ptx::subtract_bf16x2(int8_sums(words[i / 2], i % 2), int8_bases(words[i / 2], i % 2));
+        if constexpr (is_e4m3(S)) {
+          std::uint32_t multiplier = kE4m3Multiplier;
+          if constexpr (S == W4Scheme::mxfp8) multiplier = exponents[2 * (i & 1) + (First + q) / 2] * 0x00800080u;
+          a[4 * q + i] = ptx::multiply_bf16x2(e4m3_values(words[i / 2], i % 2), multiplier);
+        } else {
+          a[4 * q + i] = ptx::subtract_bf16x2(int8_sums(words[i / 2], i % 2), int8_bases(words[i / 2], i % 2));
+        }
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/check_scales.cuh: finds, on the device, a scale or zero point of stored weights that cannot be packed, and refuses it
-// with its value.
+// experts/hopper/w4/check_scales.cuh: finds, on the device, a scale, zero point or code of stored weights that cannot be packed, and
+// refuses it with its value.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,7 @@ inline constexpr unsigned long long kNoScale = ~0ULL;
 /// The type of a stored scale (W4Weights).
 template <W4Scheme S>
 using StoredScale =
-    std::conditional_t<is_e2m1(S), std::uint8_t, std::conditional_t<has_zero_points(S), moe::quantization::ScaleZero, float>>;
+    std::conditional_t<scales_codes(S), std::uint8_t, std::conditional_t<has_zero_points(S), moe::quantization::ScaleZero, float>>;
 
 /// What find_bad_scale() looks at: the scales of one matrix of every expert. In nvfp4 an expert's float32 scale is the one behind its
 /// others.
@@ -39,18 +39,23 @@ struct StoredScales {
   }
 };
 
+/// What the codes of a scheme are, for the largest of them.
+constexpr DType code_type(W4Scheme s) {
+  return is_e2m1(s) ? DType::e2m1 : is_e4m3(s) ? DType::e4m3 : s == W4Scheme::int8 ? DType::i8 : DType::u4;
+}
+
 /// Whether every code is a finite number under a scale; a zero point is an integer of 0 to 15.
 template <W4Scheme S>
 MOE_HD inline bool can_be_packed(StoredScale<S> const& scale) {
   using moe::quantization::is_packable;
-  if constexpr (S == W4Scheme::mxfp4) {
-    return scale <= moe::quantization::largest_exponent(DType::e2m1);
+  if constexpr (has_exponents(S)) {
+    return scale <= moe::quantization::largest_exponent(code_type(S));
   } else if constexpr (S == W4Scheme::nvfp4) {
     return (scale & 0x7F) != 0x7F;
   } else if constexpr (has_zero_points(S)) {
     return is_packable(scale, DType::u4) && scale.zero == static_cast<float>(static_cast<int>(scale.zero));
   } else {
-    return is_packable(scale, S == W4Scheme::int8 ? DType::i8 : DType::u4);
+    return is_packable(scale, code_type(S));
   }
 }
 
@@ -76,16 +81,42 @@ inline std::string scale_fault(unsigned char const* stored, bool global) {
     return v;
   };
   if (global) return text("is ", number(0), ", it must be positive, and 2688 times it finite");
-  if constexpr (S == W4Scheme::mxfp4) {
-    constexpr int kMost = moe::quantization::largest_exponent(DType::e2m1);
+  if constexpr (has_exponents(S)) {
+    constexpr int kMost = moe::quantization::largest_exponent(code_type(S));
     return text("is byte ", int{stored[0]}, ", at most ", kMost, " gives finite weights");
   } else if constexpr (S == W4Scheme::nvfp4) {
     return text("is byte ", int{stored[0]}, ", which is not a number");
   } else if constexpr (has_zero_points(S)) {
     return text("is ", number(0), " with zero point ", number(4), ", 15 times it must be finite, and its zero point an integer of 0 to 15");
   } else {
-    return text("is ", number(0), ", ", S == W4Scheme::int8 ? 128 : 15, " times it must be finite");
+    return text("is ", number(0), ", ", moe::quantization::largest_code(code_type(S)), " times it must be finite");
   }
+}
+
+/// *first, kNoScale before, becomes the least place of a code of e4m3 that is not a number.
+static __global__ void find_nan_code(std::uint8_t const* codes, long long count, unsigned long long* first) {
+  long long const step = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    if ((codes[i] & 0x7F) == 0x7F) atomicMin(first, static_cast<unsigned long long>(i));
+  }
+}
+/// E_UNSUPPORTED for the first code that is not a number: in registers it would become one.
+template <W4Scheme S>
+  requires(is_e4m3(S))
+inline void check_codes(char const* policy, LocalShape const& shape, W4Weights const& weights, long long rows13,
+                        unsigned long long* first) {
+  auto const check = [&](char const* matrix, std::uint8_t const* codes, long long of_expert) {
+    check_cuda(cudaMemset(first, 0xFF, sizeof(*first)), "cudaMemset");
+    find_nan_code<<<1024, 256>>>(codes, shape.num_experts * of_expert, first);
+    check_cuda(cudaGetLastError(), "find_nan_code");
+    unsigned long long found = kNoScale;
+    check_cuda(cudaMemcpy(&found, first, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (found == kNoScale) return;
+    throw Error(ErrorCode::unsupported, text(policy, ": ", matrix, " in ", name(S), ": weight ", found % of_expert, " of expert ",
+                                             found / of_expert, " is not a number"));
+  };
+  check("w13", weights.w13, rows13 * shape.hidden);
+  check("w2", weights.w2, static_cast<long long>(shape.hidden) * shape.intermediate);
 }
 
 /// E_UNSUPPORTED, in the name of `policy`, for the first scale of the weights that cannot be packed. `first`: device memory for one number.
@@ -111,6 +142,7 @@ inline void check_scales(char const* policy, LocalShape const& shape, W4Weights 
     throw Error(ErrorCode::unsupported, text(policy, ": ", matrix, " in ", name(S), ": ", global ? "the scale" : text("scale ", i),
                                              " of expert ", expert, " ", scale_fault<S>(stored, global)));
   };
+  if constexpr (is_e4m3(S)) check_codes<S>(policy, shape, weights, rows13, first);
   bool const by_rows = scales_rows(S);
   check("w13", weights.w13_scales, rows13, shape.hidden, by_rows ? shape.hidden : weights.w13_group);
   check("w2", weights.w2_scales, shape.hidden, shape.intermediate, by_rows ? shape.intermediate : weights.w2_group);

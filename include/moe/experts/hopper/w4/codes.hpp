@@ -56,6 +56,16 @@ MOE_HD constexpr std::uint32_t pack_bytes(std::uint32_t const (&f)[2]) {
 MOE_HD constexpr std::uint32_t int8_sums(std::uint32_t word, int f) { return ((word >> (8 * f)) & 0x007F007Fu) | 0x43004300u; }
 MOE_HD constexpr std::uint32_t int8_bases(std::uint32_t word, int f) { return ((word >> (8 * f)) & 0x00800080u) | 0x43004300u; }
 
+/// Register f of the word, of e4m3: two bf16 whose exponent fields end in those of the codes. Read as bf16 that is the codes' values times
+/// 2^-120, subnormal ones too.
+MOE_HD constexpr std::uint32_t e4m3_values(std::uint32_t word, int f) {
+  std::uint32_t const magnitudes = f == 0 ? word << 4 : word >> 4;
+  return (magnitudes & 0x07F007F0u) | ((f == 0 ? word << 8 : word) & 0x80008000u);
+}
+inline constexpr std::uint32_t kE4m3Multiplier = 0x7B807B80u;  ///< 2^120 as bf16, twice
+inline constexpr int kE2m1Bias = 126;                          ///< exponent by which codes as read are too small
+inline constexpr int kE4m3Bias = 120;
+
 /// What is added to a scale byte, shifted left by 4, for the bits of the scale times 2^119 as bf16. The products with the codes as read are
 /// then the weights over 2^7.
 inline constexpr std::uint32_t kNvfp4ScaleBase = 0x7600u;

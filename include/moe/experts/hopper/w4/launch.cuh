@@ -27,7 +27,11 @@ void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kMedium = medium_rows(S);
   constexpr bool kBytes = code_bits(S) == 8;  // a stage has twice the weights
   if (p.align.plan.tile_rows <= 16) {
-    launch_layer<S, 4, 4, kBytes ? 3 : 4, 16, Any>(p, workers, stream);
+    if constexpr (S == W4Scheme::mxfp8) {  // with its scales three stages of four do not fit
+      launch_layer<S, 4, 2, 5, 16, Any>(p, workers, stream);
+    } else {
+      launch_layer<S, 4, 4, kBytes ? 3 : 4, 16, Any>(p, workers, stream);
+    }
   } else if (p.align.plan.tile_rows <= kMedium) {
     launch_layer<S, 4, 2, kBytes ? 4 : scales_sums(S) ? 7 : 5, kMedium, Any>(p, workers, stream);
   } else {

@@ -24,14 +24,14 @@ struct W4PackArgs {
   int packed_cols;
   int group;
   bool gate_up;   ///< gated w13: pair gate and up rows
-  int* largest;   ///< mxfp4 [E], between the two kernels: see find_largest_exponent
+  int* largest;   ///< mxfp4, mxfp8 [E], between the two kernels: see find_largest_exponent
   float* factor;  ///< [E] out: the factor of the sums; of has_row_factors() [E, packed_rows]
   std::uint8_t* packed;
 };
 
-/// mxfp4, one block per expert: its largest exponent byte below 255.
+/// Powers of two, one block per expert: its largest exponent byte below 255.
 template <W4Scheme S>
-  requires(S == W4Scheme::mxfp4)
+  requires(has_exponents(S))
 __global__ void find_largest_exponent(W4PackArgs const a) {
   __shared__ int largest;
   if (threadIdx.x == 0) largest = 0;
@@ -59,8 +59,14 @@ __device__ inline int source_row(W4PackArgs const& a, int tile, int p) {
   return (p & 8) != 0 ? a.rows / 2 + feature : feature;
 }
 
-/// mxfp4: the exponent of the power of two over which an expert's multipliers are stored: brings the largest under 2^128.
-__device__ inline int common_exponent(int largest) { return max(0, largest - 128); }
+/// The exponent of the multiplier of codes as read (codes.hpp) under a power of two of 0.
+template <W4Scheme S>
+inline constexpr int kCodeBias = is_e2m1(S) ? kE2m1Bias : kE4m3Bias;
+/// The exponent of the power of two over which an expert's multipliers are stored: brings the largest under 2^128.
+template <W4Scheme S>
+__device__ inline int common_exponent(int largest) {
+  return max(0, largest + kCodeBias<S> - 254);
+}
 
 /// int4: scale `at` of the matrices.
 template <W4Scheme S>
@@ -136,8 +142,8 @@ inline void launch_row_factors(W4PackArgs const& a, int experts, cudaStream_t st
 
 namespace detail {
 
-/// int8: one brick and, of the first along K, the factors of its rows.
-__device__ inline void pack_int8_brick(W4PackArgs const& a, long long expert, int step, int tile, std::uint8_t* brick) {
+/// The codes of a brick, of 8 bits.
+__device__ inline void pack_byte_codes(W4PackArgs const& a, long long expert, int step, int tile, std::uint8_t* brick) {
   int const thread = static_cast<int>(threadIdx.x);
   std::uint8_t const* const codes = a.codes + expert * a.rows * a.cols;
 #pragma unroll
@@ -160,32 +166,21 @@ __device__ inline void pack_int8_brick(W4PackArgs const& a, long long expert, in
     }
     reinterpret_cast<uint4*>(brick)[128 * half + thread] = make_uint4(word[0], word[1], word[2], word[3]);
   }
+}
+/// One scale a row: the first brick along K writes the factors of its rows.
+__device__ inline void pack_row_scales(W4PackArgs const& a, long long expert, int step, int tile) {
+  int const thread = static_cast<int>(threadIdx.x);
   if (step != 0 || thread >= kBrickRows) return;
   int const row = source_row(a, tile, thread);
   float const scale = row < 0 ? 0.0F : static_cast<float const*>(a.scales)[expert * a.rows + row];
   a.factor[expert * a.packed_rows + tile * kBrickRows + thread] = scale;
 }
-
-}  // namespace detail
-
-/// One block of 128 threads per brick: grid (bricks along K, bricks along the rows, experts).
+/// The codes of a brick, of 4 bits.
 template <W4Scheme S>
-__global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
-  int const step = static_cast<int>(blockIdx.x);
-  int const tile = static_cast<int>(blockIdx.y);
-  int const steps = static_cast<int>(gridDim.x);
-  int const tiles = static_cast<int>(gridDim.y);
-  long long const expert = blockIdx.z;
+__device__ inline void pack_nibble_codes(W4PackArgs const& a, long long expert, int step, int tile, std::uint8_t* brick) {
   int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread & 31;
   int const warp = thread >> 5;
-  int const side = min(kTileBricks, tiles - tile / kTileBricks * kTileBricks);
-  long long const index = static_cast<long long>(tile / kTileBricks * kTileBricks) * steps + step * side + tile % kTileBricks;
-  std::uint8_t* const brick = a.packed + expert * bricks_bytes(S, a.packed_rows, a.packed_cols) + index * brick_bytes(S);
-  if constexpr (code_bits(S) == 8) {
-    detail::pack_int8_brick(a, expert, step, tile, brick);
-    return;
-  }
   std::uint8_t const* const codes = a.codes + expert * a.rows * (a.cols / 2);
   constexpr std::uint32_t kZeroPair = is_e2m1(S) ? 0x00u : 0x88u;
 
@@ -195,12 +190,12 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   for (int q = 0; q < 4; ++q) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      int const row = detail::source_row(a, tile, 16 * warp + (lane >> 2) + 8 * (i & 1));
+      int const row = source_row(a, tile, 16 * warp + (lane >> 2) + 8 * (i & 1));
       int const k = step * kBrickDepth + 16 * q + 2 * (lane & 3) + 8 * (i >> 1);
       bool const there = row >= 0 && k < a.cols;
       std::uint32_t pair = there ? codes[static_cast<long long>(row) * (a.cols / 2) + k / 2] : kZeroPair;
       if constexpr (S == W4Scheme::nvfp4) {  // a scale's sign goes to the codes, and so does its being zero
-        std::uint32_t const scale = there ? detail::nvfp4_scale(a, expert, row, k / 16) : 0;
+        std::uint32_t const scale = there ? nvfp4_scale(a, expert, row, k / 16) : 0;
         pair = (scale & 0x7Fu) == 0 ? 0 : (scale & 0x80u) != 0 ? pair ^ 0x88u : pair;
       }
       if constexpr (is_e2m1(S)) {
@@ -215,7 +210,32 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
     pack_e2m1(pairs[1], word[2], word[3]);
   }
   reinterpret_cast<uint4*>(brick)[thread] = make_uint4(word[0], word[1], word[2], word[3]);
+}
 
+}  // namespace detail
+
+/// One block of 128 threads per brick: grid (bricks along K, bricks along the rows, experts).
+template <W4Scheme S>
+__global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
+  int const step = static_cast<int>(blockIdx.x);
+  int const tile = static_cast<int>(blockIdx.y);
+  int const steps = static_cast<int>(gridDim.x);
+  int const tiles = static_cast<int>(gridDim.y);
+  long long const expert = blockIdx.z;
+  int const thread = static_cast<int>(threadIdx.x);
+  int const side = min(kTileBricks, tiles - tile / kTileBricks * kTileBricks);
+  long long const index = static_cast<long long>(tile / kTileBricks * kTileBricks) * steps + step * side + tile % kTileBricks;
+  std::uint8_t* const brick = a.packed + expert * bricks_bytes(S, a.packed_rows, a.packed_cols) + index * brick_bytes(S);
+  if constexpr (code_bits(S) == 8) {
+    detail::pack_byte_codes(a, expert, step, tile, brick);
+  } else {
+    detail::pack_nibble_codes<S>(a, expert, step, tile, brick);
+  }
+
+  if constexpr (scales_rows(S)) {
+    detail::pack_row_scales(a, expert, step, tile);
+    return;
+  }
   if constexpr (S == W4Scheme::nvfp4) {
     detail::pack_nvfp4_scales(a, expert, step, tile, reinterpret_cast<std::uint32_t*>(brick + brick_code_bytes(S)));
     return;
@@ -231,13 +251,13 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
       int const source = detail::source_row(a, tile, position);
       if (source < 0) continue;  // scales of zero
       long long const at = (expert * a.rows + source) * (a.cols / a.group) + step * kBrickDepth / a.group + part;
-      if constexpr (S == W4Scheme::mxfp4) {
-        int const common = detail::common_exponent(a.largest[expert]);
+      if constexpr (has_exponents(S)) {
+        int const common = detail::common_exponent<S>(a.largest[expert]);
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
           if (step * kBrickDepth + 32 * g >= a.cols) continue;
           int const exponent = static_cast<std::uint8_t const*>(a.scales)[at + g];
-          int const field = exponent == 255 ? 255 : max(0, exponent + 126 - common);
+          int const field = exponent == 255 ? 255 : max(0, exponent + detail::kCodeBias<S> - common);
           scales |= static_cast<std::uint32_t>(field) << (16 * half + 8 * g);
         }
       } else {
@@ -259,8 +279,8 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
       bytes[2] = static_cast<std::uint8_t>(zeros >> 16);
     }
   }
-  if constexpr (S == W4Scheme::mxfp4) {
-    if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = ldexpf(1.0F, detail::common_exponent(a.largest[expert]));
+  if constexpr (has_exponents(S)) {
+    if (step == 0 && tile == 0 && thread == 0) a.factor[expert] = ldexpf(1.0F, detail::common_exponent<S>(a.largest[expert]));
   }
 }
 

@@ -12,10 +12,11 @@
 //   int4_32    as int4, but 32 words for the first 32 of K, then 32 words for the second
 //   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
 //   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
-//   int8       none
-// Of int4 and int8 all bricks are followed by float32 factors of their rows [E, packed rows], in the order of the rows in bricks: the
-// powers of two, or int8's scales. The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8
-// up rows of the same features, so that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks
+//   mxfp8      as mxfp4, over a power of two if the largest scale is over 2^7
+//   int8, fp8  none
+// Of int4, int8 and fp8 all bricks are followed by float32 factors of their rows [E, packed rows], in the order of the rows in bricks: the
+// powers of two, or the rows' scales. The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the
+// 8 up rows of the same features, so that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks
 // that lie side by side are a weight tile's step of K: one copy fetches them.
 #pragma once
 
@@ -40,7 +41,9 @@ enum class W4Scheme : std::uint8_t {
   int4_32,       ///< as int4, one scale per group of 32 along K
   int4_32_zero,  ///< the same with an integer zero point per group
   nvfp4,         ///< e2m1 with an e4m3 scale per 16 along K and a float32 scale per expert
-  int8           ///< two's complement, one float32 scale per row
+  int8,          ///< two's complement, one float32 scale per row
+  fp8,           ///< e4m3, one float32 scale per row
+  mxfp8          ///< e4m3 with a power of two (ue8m0) per 32 along K
 };
 
 constexpr char const* name(W4Scheme s) {
@@ -52,23 +55,30 @@ constexpr char const* name(W4Scheme s) {
     case W4Scheme::int4_32_zero: return "int4_32_zero";
     case W4Scheme::nvfp4: return "nvfp4";
     case W4Scheme::int8: return "int8";
+    case W4Scheme::fp8: return "fp8";
+    case W4Scheme::mxfp8: return "mxfp8";
   }
   return "?";
 }
 MOE_HD constexpr bool is_e2m1(W4Scheme s) { return s == W4Scheme::mxfp4 || s == W4Scheme::nvfp4; }
+MOE_HD constexpr bool is_e4m3(W4Scheme s) { return s == W4Scheme::fp8 || s == W4Scheme::mxfp8; }
+/// Whether scales are powers of two, as exponent bytes.
+MOE_HD constexpr bool has_exponents(W4Scheme s) { return s == W4Scheme::mxfp4 || s == W4Scheme::mxfp8; }
 MOE_HD constexpr bool has_zero_points(W4Scheme s) { return s == W4Scheme::int4_zero || s == W4Scheme::int4_32_zero; }
 /// int4 in groups of that many, or of whole rows (0).
 constexpr W4Scheme int4_scheme(int group, bool zero_points) {
   if (group == 32) return zero_points ? W4Scheme::int4_32_zero : W4Scheme::int4_32;
   return zero_points ? W4Scheme::int4_zero : W4Scheme::int4;
 }
-MOE_HD constexpr int code_bits(W4Scheme s) { return s == W4Scheme::int8 ? 8 : 4; }
+MOE_HD constexpr int code_bits(W4Scheme s) { return s == W4Scheme::int8 || is_e4m3(s) ? 8 : 4; }
 /// Whether a row has one scale, which multiplies its whole sum.
-MOE_HD constexpr bool scales_rows(W4Scheme s) { return s == W4Scheme::int8; }
-/// Whether scales multiply the sums of groups; else they multiply the codes, as bf16, or whole sums.
-MOE_HD constexpr bool scales_sums(W4Scheme s) { return !is_e2m1(s) && !scales_rows(s); }
-/// Whether a float32 factor multiplies a row's whole sum: int8's scale, int4's power of two.
-MOE_HD constexpr bool has_row_factors(W4Scheme s) { return !is_e2m1(s); }
+MOE_HD constexpr bool scales_rows(W4Scheme s) { return s == W4Scheme::int8 || s == W4Scheme::fp8; }
+/// Whether scales multiply the codes, as bf16.
+MOE_HD constexpr bool scales_codes(W4Scheme s) { return is_e2m1(s) || s == W4Scheme::mxfp8; }
+/// Whether scales multiply the sums of groups.
+MOE_HD constexpr bool scales_sums(W4Scheme s) { return !scales_codes(s) && !scales_rows(s); }
+/// Whether a float32 factor multiplies a row's whole sum: the scale of int8 and fp8, int4's power of two.
+MOE_HD constexpr bool has_row_factors(W4Scheme s) { return !scales_codes(s); }
 /// The experts policy of the scheme, for messages.
 constexpr char const* policy_name(W4Scheme s) { return code_bits(s) == 8 ? "hopper_w8a16" : "hopper_w4a16"; }
 /// Elements of K that share a scale; 0: a multiple of 64, chosen at run time. Not for scales_rows().
@@ -117,22 +127,22 @@ struct W4AnyActivation {
 };
 
 /// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K, or bytes; gate rows
-/// before up rows. int8: float32 scales [E, rows]; int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of
-/// float32; mxfp4: exponent bytes [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a multiple of 4, and
-/// its float32 scale. The constructor and weights_changed() read them; forward() reads only the biases.
+/// before up rows. int8 and fp8: float32 scales [E, rows]; int4: float32 scales [E, rows, cols / group], with zero points {scale, zero}
+/// pairs of float32; mxfp4 and mxfp8: exponent bytes [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a
+/// multiple of 4, and its float32 scale. The constructor and weights_changed() read them; forward() reads only the biases.
 struct W4Weights {
   std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]; ungated [E, I, H / 2]; codes of 8 bits: H instead of H / 2
   std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2], of 8 bits [E, H, I]
   void const* w13_scales = nullptr;
   void const* w2_scales = nullptr;
-  int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64; not of int8
+  int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64; not of int8 and fp8
   int w2_group = 32;           ///< the same of w2
   float const* b13 = nullptr;  ///< [E, 2I], ungated [E, I]; or null
   float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
 };
 
-/// Of the intermediate width: half a brick of e2m1 can be padding, of codes with one scale per row any part.
-constexpr int intermediate_multiple(W4Scheme s) { return is_e2m1(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
+/// Of the intermediate width: half a brick whose codes are scaled can be padding, of codes with one scale per row any part.
+constexpr int intermediate_multiple(W4Scheme s) { return scales_codes(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
 
 namespace w4 {
 
