@@ -310,7 +310,10 @@ void time_one(std::string const& label, LocalShape const& s, Mode const& mode, L
   TypedMemory<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
   TypedMemory<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
   W4Tuning tuning = mode.fp8_rows ? layer.fp8_layer->tuning(tokens) : choose_w4_tuning(s, mode.scheme, tokens);
-  if (tile_rows > 0) tuning.tile_rows = tile_rows;
+  if (tile_rows > 0) {
+    tuning.tile_rows = tile_rows;
+    tuning.one_token = false;
+  }
   auto const forward = [&](Batch const& b, cudaStream_t stream) {
     LayerCall call{};
     call.x = b.x.data();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -74,14 +75,12 @@ struct RandomWeights {
   static void fill(Buffer<Code, space::cuda>& codes, Buffer<Scale, space::cuda>& scales, int experts, std::int64_t rows, std::int64_t cols,
                    std::mt19937_64& gen, int exponent, float zero_offset, Scales wanted) {
     std::vector<Code> c(static_cast<std::size_t>(experts * rows * Quant::weight_code_cols(cols)));
-    constexpr bool kE4m3 = std::is_same_v<Code, e4m3>;
+    constexpr bool kE4m3 = Quant::kWeightDType == DType::e4m3;
+    static_assert(sizeof(Code) == 1);
     for (Code& v : c) {
-      auto const bits = static_cast<std::uint8_t>(gen() >> 32);
-      if constexpr (kE4m3) {
-        v.__x = (bits & 0x7F) == 0x7F ? std::uint8_t{0} : bits;  // every code that is a number
-      } else {
-        v = static_cast<Code>(bits);
-      }
+      auto bits = static_cast<std::uint8_t>(gen() >> 32);
+      if (kE4m3 && (bits & 0x7F) == 0x7F) bits = 0;  // every code that is a number
+      v = std::bit_cast<Code>(bits);
     }
     constexpr float kCodes = kE4m3 ? 104.0F : std::is_same_v<Code, std::int8_t> ? 74.0F : 4.6F;  // their standard deviation
     std::int64_t const count = Quant::weight_scale_count(rows, cols);

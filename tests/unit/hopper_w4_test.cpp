@@ -189,6 +189,22 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
   }
 }
 
+TEST(HopperW4, OneTokensKernelTakesLayersThatFillTheDevice) {
+  using hopper::w4::plan_token;
+  for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_32_zero, W4Scheme::mxfp4, W4Scheme::nvfp4, W4Scheme::int8, W4Scheme::mxfp8}) {
+    for (hopper::LocalShape const& s : {hopper::LocalShape{128, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8},
+                                        hopper::LocalShape{128, 2048, 768, 8}, hopper::LocalShape{8, 4096, 14336, 2}}) {
+      auto const plan = plan_token(s, scheme, 132);
+      EXPECT_GE(plan.warps, 6) << name(scheme) << ", " << s.hidden;
+      EXPECT_LE(plan.bytes, hopper::kSharedMemoryLimit - 4096);
+      EXPECT_EQ(plan.buffers_at % 128, 0);
+    }
+    EXPECT_EQ(plan_token({8, 256, 192, 2}, scheme, 132).warps, 0) << "a pair of bricks would be shared by more than 16 blocks";
+    EXPECT_EQ(plan_token({128, 2880, 2880, 4}, scheme, 3).warps, 0) << "a warp would touch more than two pairs";
+    EXPECT_EQ(plan_token({128, 2880, 2880, 33}, scheme, 132).warps, 0) << "a slot for each lane at most";
+  }
+}
+
 ErrorCode refusal(hopper::LocalShape shape, W4Scheme scheme, int group, W4Weights w = {}) {
   w.w13_group = group;
   w.w2_group = group;

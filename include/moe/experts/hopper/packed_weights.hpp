@@ -88,7 +88,7 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     void weights_changed(cudaStream_t stream) { layer_.weights_changed(stream); }
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of
-    /// rows rounded to bf16. Enqueues.
+    /// rows rounded to bf16; of one token, which may have a kernel of its own, of rows in float32. Enqueues.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
       hopper::LayerCall call{};
       if (!standard_call(tokens, y, call)) return;

@@ -45,6 +45,7 @@ struct W4A16Layer::State {
   ActivationParams any;  ///< of kernels of any activation
   bool gated = true;
   bool weight_on_input = false;
+  bool takes_one_token = false;  ///< the launcher has the kernel for one token
   W4Launcher launcher = nullptr;
   int workers = 0;
   std::uint8_t* packed[2] = {nullptr, nullptr};
@@ -119,6 +120,7 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
                                             void* packed, W4Launcher launcher)
     : state_(std::make_unique<State>()) {
   state_->activation = activation;
+  state_->takes_one_token = true;
   open(shape, scheme, weights, packed, launcher);
 }
 [[gnu::used]] inline W4A16Layer::W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation,
@@ -200,8 +202,12 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
   detail::check_slots(policy_name(scheme), space.slots);
 
   AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, gated ? kGateFeatures : kOutputFeatures);
+  w4::AnyParams params = layer_params(request, space, tuning, align);
+  if (takes_one_token && tuning.one_token && call.max_tokens == 1 && !request.batched()) {
+    params.token = w4::plan_token(shape, scheme, workers);
+    if (params.token.warps > 0) return launcher(params, workers, stream);
+  }
   detail::launch_align(align, 0, stream);
-  w4::AnyParams const params = layer_params(request, space, tuning, align);
   launcher(params, workers, stream);
   if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }

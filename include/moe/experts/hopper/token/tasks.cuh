@@ -6,6 +6,7 @@
 
 #include "moe/core/ptx/mma.cuh"
 #include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/common/divide.cuh"
 #include "moe/experts/hopper/common/matrix_layout.hpp"
 #include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/token/plan.hpp"
@@ -69,9 +70,6 @@ struct TokenTask {
   int boundary;   ///< rows from here on are up rows, or rows of the next block of scales
   float scale;    ///< fp8, of a block of weights: lanes 0 to 15: rows before the boundary, the others: rows after it
 };
-
-/// The quotient of small non-negative integers, from the reciprocal of the divisor.
-__device__ inline int divide(int n, float reciprocal) { return __float2int_rz((static_cast<float>(n) + 0.5F) * reciprocal); }
 
 /// One product of the tensor cores: 16 rows of 32 bytes times 8 columns.
 template <bool kFp8>

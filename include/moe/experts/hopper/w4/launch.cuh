@@ -8,6 +8,7 @@
 
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/w4/kernel.cuh"
+#include "moe/experts/hopper/w4/token_kernel.cuh"
 
 namespace moe::hopper {
 
@@ -21,9 +22,19 @@ inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
   hopper::detail::launch(kKernel, workers, L::kThreads, L::kBytes, 1, stream, static_cast<typename L::KernelParams const&>(p));
 }
 
+/// The kernel for one token.
+template <W4Scheme S>
+inline void launch_token(Params const& p, int workers, cudaStream_t stream) {
+  hopper::detail::allow_shared_memory<token_kernel<S>>(kSharedMemoryLimit - 4096);
+  hopper::detail::launch(token_kernel<S>, workers, 32 * p.token.warps, p.token.bytes, 1, stream, p, p.token);
+}
+
 /// `Any`: p is the base of an AnyParams.
 template <W4Scheme S, bool Any>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
+  if constexpr (!Any) {
+    if (p.token.warps > 0) return launch_token<S>(p, workers, stream);
+  }
   constexpr int kMedium = medium_rows(S);
   constexpr bool kBytes = code_bits(S) == 8;  // a stage has twice the weights
   if (p.align.plan.tile_rows <= 16) {

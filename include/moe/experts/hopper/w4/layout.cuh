@@ -9,6 +9,7 @@
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/w4/problem.hpp"
+#include "moe/experts/hopper/w4/token_plan.hpp"
 
 namespace moe::hopper::w4 {
 
@@ -45,6 +46,7 @@ struct Params {
   void* rows_out;              ///< rows addressed by slot: out itself if topk is 1
   void* out;
   float* partials;
+  TokenPlan token;  ///< of the kernel for one token; no warps: another kernel runs
 };
 
 /// The parameters of kernels of any activation, which take them as Params.

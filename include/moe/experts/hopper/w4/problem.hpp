@@ -237,9 +237,10 @@ constexpr int medium_rows(W4Scheme s) { return scales_sums(s) ? 32 : 64; }
 
 /// Tile choices of the layer: rows of one expert in one tile, and the most parts of K.
 struct W4Tuning {
-  int tile_rows = 16;   ///< 8 to most_rows(scheme), a multiple of 8
-  int max_splits = 16;  ///< used with tiles of 8, 16, 32 and, unless scales_sums(scheme), 64 rows
-  int raster = 16;      ///< row tiles that are walked before the next weight tile
+  int tile_rows = 16;      ///< 8 to most_rows(scheme), a multiple of 8
+  int max_splits = 16;     ///< used with tiles of 8, 16, 32 and, unless scales_sums(scheme), 64 rows
+  int raster = 16;         ///< row tiles that are walked before the next weight tile
+  bool one_token = false;  ///< the kernel for one token, where it takes the call
   friend bool operator==(W4Tuning const&, W4Tuning const&) = default;
 };
 
@@ -250,6 +251,7 @@ constexpr W4Tuning choose_w4_tuning(LocalShape const& shape, W4Scheme scheme, in
   int const medium = medium_rows(scheme);
   // gpt-oss-120b, mxfp4, 8 rows an expert: tiles of 16 take 547 us, of 64 614 us; kimi-k2, int4, 5 rows: 16 2732 us, 32 2928 us, 80 3962
   // us, 21 rows: 16 5257 us, 32 4174 us, 80 4316 us.
+  t.one_token = max_tokens == 1;
   t.tile_rows = rows <= 9 ? 16 : rows <= medium * 5 / 8 ? medium : most_rows(scheme);
   return t;
 }
