@@ -104,6 +104,19 @@ __device__ inline void store_row(HighThroughputDispatch const& a, HighThroughput
   }
 }
 
+/// One warp: stores the scales of the staged row at rank r if they are no whole 16-byte vectors, which store_row() leaves out.
+__device__ inline void store_odd_scales(HighThroughputDispatch const& a, int r, std::size_t index, unsigned char const* row) {
+  int const groups = (a.hidden + 127) / 128;
+  if (groups % 4 == 0) {
+    return;
+  }
+  float* const target = comm::detail::at<float>(a.window, r, a.at.scales[a.parity.rows]) + index * a.at.scale_stride;
+#pragma unroll 1
+  for (int g = static_cast<int>(threadIdx.x) % 32; g < groups; g += 32) {
+    target[g] = reinterpret_cast<float const*>(row + a.hidden)[g];
+  }
+}
+
 /// One warp: stores the record of a row at a rank: local ids, weights and row positions in lists of its choices, then its source. `expert`,
 /// `weight`: of this lane's choice.
 template <bool kFp8>
@@ -113,7 +126,6 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
   comm::WindowView const& w = a.window;
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const K = a.topk;
-  int const groups = (a.hidden + 127) / 128;
   int const dst = expert >= 0 ? expert / a.local_experts : -1;
 #pragma unroll 1
   for (unsigned left = to.lanes; left != 0; left &= left - 1) {
@@ -141,11 +153,8 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
     if (a.lists && mine) {
       at<std::int32_t>(w, r, a.at.list[a.parity.rows])[to.position] = static_cast<std::int32_t>(index);
     }
-    if (kFp8 && groups % 4 != 0) {
-#pragma unroll 1
-      for (int g = lane; g < groups; g += 32) {
-        at<float>(w, r, a.at.scales[a.parity.rows])[index * a.at.scale_stride + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
-      }
+    if (kFp8 && !a.arriving) {
+      store_odd_scales(a, r, index, row);
     }
   }
 }

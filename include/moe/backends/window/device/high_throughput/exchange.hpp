@@ -93,7 +93,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
     return tokens(last_);
   }
   /// Whether experts may run beside the transfer of the rows that prepare() enqueues: the configuration asks for it.
-  static constexpr bool kArrives = kOverlapsDispatch<Config> && !Quant::kQuantizesActivations;
+  static constexpr bool kArrives = kOverlapsDispatch<Config>;
   /// After prepare(), and with nothing enqueued since: the counts of its rows, for experts that start before these have come.
   comm::Arrivals arrivals() const
     requires kArrives

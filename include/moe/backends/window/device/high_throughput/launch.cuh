@@ -38,6 +38,7 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(&high_throughput_rows<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_rows<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_combine, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   set_blocks(shape.blocks);
@@ -69,8 +70,8 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
                   shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
   if (a.arriving) {
-    launch_exchange(&high_throughput_rows<false>, "high_throughput_rows", shape_.blocks, 32 * dispatch_warps_, dispatch_shared_,
-                    options_.programmatic, stream, a);
+    launch_exchange(shape_.fp8 ? &high_throughput_rows<true> : &high_throughput_rows<false>, "high_throughput_rows", shape_.blocks,
+                    32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
   }
 }
 

@@ -63,6 +63,17 @@ __device__ inline void order_tokens(HighThroughputDispatch const& a, HighThrough
   __syncthreads();
 }
 
+/// One warp: stores the scales that store_row() leaves out to all ranks of a token. Returns once a fence of any lane covers them.
+__device__ inline void store_remaining_scales(HighThroughputDispatch const& a, HighThroughputTargets const& to, unsigned char const* row) {
+#pragma unroll 1
+  for (unsigned left = to.lanes; left != 0; left &= left - 1) {
+    int const from = __ffs(left) - 1;
+    int const r = __shfl_sync(0xffffffffU, to.rank, from);
+    store_odd_scales(a, r, static_cast<std::size_t>(__shfl_sync(0xffffffffU, to.row, from)), row);
+  }
+  __syncwarp();
+}
+
 /// One warp: waits until this warp's last row is complete at all its ranks, then counts it for its experts there.
 __device__ inline void count_arrivals(HighThroughputDispatch const& a, HighThroughputTargets const& to, int expert) {
   comm::WindowView const& w = a.window;
@@ -80,9 +91,9 @@ __device__ inline void count_arrivals(HighThroughputDispatch const& a, HighThrou
   }
 }
 
-/// Moves the rows of the dispatch that ran before it. Each block sends its range of tokens in the order in which the experts need them and
-/// counts every row where it has come. Then it waits for the rows of all ranks, as a dispatch does, and so names a rank that is missing.
-/// The next kernel of the stream may start when all blocks of this one run: what it waits for has a multiprocessor.
+/// Moves the rows, with their scales, of the dispatch that ran before it. Each block sends its range of tokens in the order in which the
+/// experts need them and counts every row where it has come. Then it waits for the rows of all ranks, as a dispatch does, and so names a
+/// rank that is missing. The next kernel of the stream may start when all blocks of this one run: what it waits for has a multiprocessor.
 template <bool kFp8>
 __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_rows(HighThroughputDispatch const __grid_constant__ a) {
   using namespace comm::detail;
@@ -90,7 +101,6 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   __shared__ std::uint64_t loaded[kHighThroughputWarps];
   __shared__ HighThroughputOrder order;
   __shared__ HighThroughputBlock state;
-  static_assert(!kFp8, "rows of codes need their scales counted, too");
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const warp = tid / 32;
@@ -132,6 +142,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       stage_row<kFp8>(a, t, row, &loaded[warp], phase);
       store_row<kFp8>(a, to, row);
+      if constexpr (kFp8) {
+        store_remaining_scales(a, to, row);
+      }
       count_arrivals(a, to, lane < a.topk ? expert_of(a.in.ids[t * a.topk + lane], a.experts) : -1);
     }
     publish_and_receive(a, state, round);
