@@ -228,8 +228,11 @@ inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) co
   if (is_row_scaled(scheme) && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
     throw Error(ErrorCode::argument, text("hopper experts: x_scales is null, ", name(scheme), " needs quantised rows with a scale each"));
   }
-  if (r.call.arrivals != nullptr && (scaled() || r.batched())) {
-    throw Error(ErrorCode::argument, "hopper experts: rows may arrive late in the standard format and 16-bit elements only");
+  if (r.call.arrivals != nullptr && (r.batched() || plan.quantises || (scaled() && scheme != Scheme::fp8_block))) {
+    throw Error(ErrorCode::argument,
+                text("hopper experts: rows may arrive late in the standard format only, in 16-bit elements or as codes of fp8_block with "
+                     "x_scales. These kernels are ",
+                     name(scheme)));
   }
   slot_gap(r.call.id_stride, shape.topk);
   slot_gap(r.call.weight_stride, shape.topk);
@@ -281,10 +284,13 @@ inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const
   a.given_scale_stride = plan.x_scale_stride;
   a.x_codes = detail::at<std::uint8_t>(r.workspace, w.x_codes);
   a.x_scales = detail::at<float>(r.workspace, w.x_scales);
-  a.positions = plan.blocks ? detail::at<std::int32_t>(r.workspace, w.positions) : nullptr;
+  a.beside_dispatch = r.call.arrivals != nullptr;
+  if (plan.blocks) {  // arriving rows are copied without positions; a tile has at least one slot, so the tiles' counters fit there
+    (a.beside_dispatch ? a.copied : a.positions) = detail::at<std::int32_t>(r.workspace, w.positions);
+  }
+  if (a.beside_dispatch) a.arrivals = *r.call.arrivals;
   a.sorted = counters + 2;
   a.scale_stride = static_cast<int>(scale_stride(w.slots));
-  a.beside_dispatch = r.call.arrivals != nullptr;
   return a;
 }
 
@@ -311,8 +317,6 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
   p.rows_out = a.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, w.slot_rows)) : r.call.out;
   p.out = r.call.out;
   p.partials = detail::at<float>(r.workspace, w.partials);
-  p.arriving = r.call.arrivals != nullptr;
-  if (p.arriving) p.arrivals = *r.call.arrivals;
   return p;
 }
 
@@ -320,7 +324,7 @@ inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
   if (a.x == nullptr) return 0;
   long long const groups = static_cast<long long>(a.max_tokens) * (shape.hidden / 128);
   // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more clusters would need a second wave.
-  int const most = std::max(1, workers / kAlignCluster - 1);
+  int const most = a.copied != nullptr ? kArrivingClusters : std::max(1, workers / kAlignCluster - 1);
   return static_cast<int>(std::min<long long>((groups + 1023) / 1024, most));
 }
 

@@ -162,9 +162,13 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
     /// The same beside the dispatch that brings the rows: the last kernel in `stream` is that of `arrivals`. The products of an expert wait
     /// for its rows, by the exchange's deadline.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
-      requires(Format == ActivationFormat::standard && !hopper::is_scaled(kScheme))
+      requires(Format == ActivationFormat::standard && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
     {
       hopper::LayerCall call{};
+      if constexpr (kHasScales) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
       call.arrivals = &arrivals;
       enqueue(tokens, call, y, stream);
     }

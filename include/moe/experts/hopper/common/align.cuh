@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/common/align_args.cuh"
+#include "moe/experts/hopper/common/arriving_rows.cuh"
 #include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
@@ -67,7 +68,8 @@ __device__ inline int rows_in_block(AlignArgs const& a, int* histogram, int* tot
   return rows;
 }
 
-/// Clears the counters of the layer kernel: the second CTA those of the tiles, the next two those of each phase's parts of K.
+/// Clears the counters of the layer kernel: the second CTA those of the tiles, the next two those of each phase's parts of K, the fifth
+/// those of copied rows.
 __device__ inline void clear_counters(AlignArgs const& a, Control const& control, int rank) {
   int const thread = static_cast<int>(threadIdx.x);
   if (rank == 1) {
@@ -80,6 +82,9 @@ __device__ inline void clear_counters(AlignArgs const& a, Control const& control
       int const used = 2 * (phase == 0 ? control.units[0] : control.units[1]) / splits;
       for (int i = thread; i < used; i += kAlignThreads) a.counters[a.max_tiles + phase * a.plan.max_units + i] = 0;
     }
+  }
+  if (rank == 4 && a.copied != nullptr) {
+    for (int i = thread; i < control.token_tiles; i += kAlignThreads) a.copied[i] = 0;
   }
 }
 
@@ -134,9 +139,10 @@ __device__ inline void position_slots(AlignArgs const& a, SlotRange own, int con
 }  // namespace detail
 
 /// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy. The latter wait for `sorted` if they need the
-/// row positions of slots; the sorting CTAs wait only for each other's totals.
+/// row positions of slots; the sorting CTAs wait only for each other's totals. Beside the dispatch this kernel waits for no end of another,
+/// `sorted` tells the layer kernel that the plan is there, and copying CTAs wait for each expert's rows.
 template <int Cluster>
-__global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
+__global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(__grid_constant__ AlignArgs const a) {
   extern __shared__ int align_smem[];
   int const experts = a.num_experts;
   int* const scratch = align_smem;  // 64
@@ -149,9 +155,13 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   launch_dependents();
 
   if (blockIdx.x >= Cluster) {
-    wait_for_dependencies();
     int const worker = static_cast<int>(blockIdx.x) - Cluster;
     int const workers = static_cast<int>(gridDim.x) - Cluster;
+    if (a.copied != nullptr) {
+      detail::copy_arriving_rows<kAlignThreads>(a, worker, workers);
+      return;
+    }
+    wait_for_dependencies();
     if (a.given_scales != nullptr) {
       detail::sort_codes<kAlignThreads>(a, worker, workers);
     } else {
@@ -202,7 +212,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
 
   if (a.counts != nullptr) detail::position_batches<Cluster>(a, row_begin, rank);
   detail::position_slots(a, own, row_begin, mine);
-  if (a.positions != nullptr) {
+  if (a.positions != nullptr || a.beside_dispatch) {
     __syncthreads();
     if (thread == 0) {
       fence_device();

@@ -5,9 +5,12 @@
 
 #include <cstdint>
 
+#include "moe/comm/arrivals.hpp"
 #include "moe/experts/hopper/common/schedule.cuh"
 
 namespace moe::hopper {
+
+inline constexpr int kAlignCluster = 8;  ///< CTAs that sort
 
 /// Arguments of the aligning kernel. Batched format: `counts` is given and `ids` is null; expert e owns rows [e·capacity, e·capacity +
 /// counts[e]) of x and of the output. Standard format: `ids` [M, k].
@@ -39,9 +42,12 @@ struct AlignArgs {
   float* x_scales;        ///< [M, H / 128]
   // Sorted codes: with `positions`, x_codes is [slots, H] and x_scales [H / 128, scale_stride], both in the sorted order.
   std::int32_t* positions;  ///< [slots] row position of a slot in the sorted order, or -1; written by the sort
-  int* sorted;              ///< sorting CTAs that are done; zero on entry
+  int* sorted;              ///< sorting CTAs that are done; zero on entry, and again once a layer kernel has ended
   int scale_stride;
-  bool beside_dispatch;  ///< the kernel before this one has triggered with all that this kernel reads complete: do not wait for its end
+  /// Beside the dispatch, sorted codes: [token tiles] rows of each tile that are in x_codes and x_scales; the sort clears it. Or null.
+  int* copied;
+  comm::Arrivals arrivals;  ///< beside the dispatch
+  bool beside_dispatch;     ///< the kernel before this one has triggered with all that this kernel reads complete: do not wait for its end
 };
 
 }  // namespace moe::hopper

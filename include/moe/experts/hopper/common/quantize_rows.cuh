@@ -13,8 +13,6 @@
 
 namespace moe::hopper {
 
-inline constexpr int kAlignCluster = 8;  ///< CTAs that sort
-
 namespace detail {
 
 /// The larger magnitude of each half of two pairs of bf16 numbers.

@@ -15,8 +15,11 @@ using namespace moe::ptx;
 /// setmaxnreg grants to the role (168 registers and spills; with this call 222 registers).
 __device__ __noinline__ inline void stop_program() { __trap(); }
 
-/// Longest wait for a barrier in a kernel, nanoseconds. It is long because `racecheck` slows kernels down so far that four seconds pass.
-inline constexpr std::uint64_t kWaitLimit = 60'000'000'000ULL;
+/// Longest wait for a barrier in a kernel, nanoseconds. It is long because `racecheck` slows kernels down so far that four seconds pass,
+/// and since rows of another rank may come as late as the deadline of an exchange allows (100 s by default).
+inline constexpr std::uint64_t kWaitLimit = 600'000'000'000ULL;
+/// Likewise of a wait for a counter, in loads of the counter: several minutes.
+inline constexpr std::uint32_t kSpinLimit = 1'000'000'000U;
 
 /// Waits until the phase of `parity` of a shared-memory barrier is over. A wait beyond the limit is a program fault, not slowness:
 /// it traps, so that the host sees an error instead of a hang.
@@ -38,7 +41,7 @@ __device__ inline void wait_parity_cluster(std::uint64_t* barrier, std::uint32_t
 __device__ inline void wait_counter(int const* counter, int target) {
   for (std::uint32_t spin = 0; load_acquire_gpu(counter) < target; ++spin) {
     __nanosleep(64);
-    if (spin > 40'000'000u) stop_program();
+    if (spin > kSpinLimit) stop_program();
   }
 }
 

@@ -126,9 +126,9 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
       }
     };
     int k = 0;
-    if (!first && rows > 0) {
-      int const* const ready = p.align.counters + unit.token_tile;
-      int const target = weight_tiles[0];
+    if ((!first || p.align.copied != nullptr) && rows > 0) {  // beside the dispatch GEMM1's rows come late, too
+      int const* const ready = (first ? p.align.copied : p.align.counters) + unit.token_tile;
+      int const target = first ? rows : weight_tiles[0];
       if (load_acquire_gpu(ready) < target) {
         RingState<Stages> const begin = ring;
         for (; k < min(Stages, unit.k_count); ++k) {
@@ -234,16 +234,17 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     cluster_arrive_release();
     cluster_wait();
   }
-  wait_for_dependencies();
+  detail::wait_for_plan(p);
 
   if (threadIdx.x == 0) *memory.control() = *p.align.control;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // the next call's sort needs it zero
-  ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
+  if (blockIdx.x == 0 && threadIdx.x == 0 && !p.align.beside_dispatch) *p.align.sorted = 0;  // the next call's sort needs it zero
+  ptx::fence_proxy_async();                                                                  // x was quantised by ordinary stores
   __syncthreads();
 
   if (warp >= kConsumerThreads / 32) {
     give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
-    // Waits for room in the ring, for a free entry to announce a unit and, in phase 1, for rows that any CTA publishes.
+    // Waits for room in the ring, for a free entry to announce a unit and, in phase 1, for rows that any CTA publishes; beside the
+    // dispatch, in phase 0, for rows that CTAs of the aligning kernel copy.
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
     // Waits for announced units and, in phase 0, until both warpgroups have stored the unit.
     if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
@@ -267,6 +268,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     cluster_arrive_release();
     cluster_wait();
   }
+  detail::end_beside_dispatch(p);
 }
 
 }  // namespace moe::hopper

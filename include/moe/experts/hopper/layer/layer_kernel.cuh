@@ -10,6 +10,7 @@
 
 #include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/layer/beside_dispatch.cuh"
 #include "moe/experts/hopper/layer/epilogue.cuh"
 #include "moe/experts/hopper/layer/loaders.cuh"
 #include "moe/experts/hopper/layer/mainloop.cuh"
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_arrive_release();
     cluster_wait();
   }
-  wait_for_dependencies();
+  detail::wait_for_plan(p);
 
   if (MaxRows <= kSelfAlignRows && p.self_align) {
     if (p.align.max_tokens * p.align.topk <= 32) {
@@ -254,6 +255,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       }
     }
   }
+  detail::end_beside_dispatch(p);
 }
 
 }  // namespace moe::hopper

@@ -82,13 +82,11 @@ struct LayerParams {
   bool standard;         ///< ids given: rows of x are tokens; else the batched format
   bool weight_on_input;  ///< the router weight multiplies GEMM1's sums, not GEMM2's
   bool self_align;       ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
-  int* exits;            ///< kernels that plan for themselves: CTAs that have finished; the last one clears the counters
+  int* exits;            ///< kernels that plan for themselves, or beside the dispatch: CTAs that have finished; the last clears counters
   int* finished;         ///< likewise: units finished per weight tile of phase 1 and warpgroup
   void* rows_out;        ///< rows addressed by slot: out itself if topk is 1
   void* out;             ///< [M, H]; a kernel that plans for itself also writes the sums over the slots here if topk is over 1
   float* partials;       ///< sums of parts of K
-  bool arriving;         ///< GEMM1 waits for the rows of its expert
-  comm::Arrivals arrivals;
 };
 
 /// The row of the input that a slot reads.

@@ -94,8 +94,8 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
 
     // Here few registers are live across the call.
-    if constexpr (Traits::kElementBytes == 2) {
-      if (unit.phase == 0 && p.arriving && unit.rows > 0) comm::detail::wait_arrivals(p.arrivals, unit.expert);
+    if constexpr (Traits::kElementBytes == 2 || Traits::kBlock) {
+      if (unit.phase == 0 && p.align.beside_dispatch && unit.rows > 0) comm::detail::wait_arrivals(p.align.arrivals, unit.expert);
     }
     int const lane = thread_index() & 31;  // read here, so that it takes no registers in quantize_rows
     int const first_row = 4 * gather_warp + (lane >> 3);

@@ -26,7 +26,7 @@ __device__ inline int wait_reports(int const* counter, int target) {
   int value = load_acquire_gpu(counter);
   for (std::uint32_t spin = 0; row_reports(value) < target; ++spin) {
     __nanosleep(64);
-    if (spin > 40'000'000u) stop_program();
+    if (spin > kSpinLimit) stop_program();
     value = load_acquire_gpu(counter);
   }
   return value;
