@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/layer_arrivals_test.cu: HighThroughput and HopperContiguous in one schedule give the bits of the same layer without it:
-// random rounds, skew, no tokens, an overflow, a captured graph, a rank that gives up, a rank that stays away.
+// tests/multigpu/layer_arrivals_test.cu: HighThroughput and HopperContiguous in one schedule give the bits of the same layer without it,
+// with rows in bf16 and in e4m3 with scales: random rounds, skew, no tokens, an overflow, a captured graph, a rank that gives up, a rank
+// that stays away.
 // moe-ranks: 1 2 4
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <random>
 
+#include "bench/random_experts.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
@@ -15,6 +17,7 @@
 #include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
@@ -35,34 +38,41 @@ struct Fused : Plain {
   static constexpr bool overlap_dispatch = true;
 };
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
-template <class Config>
-using Layer = ModularKernel<Config, Router, quantization::None, backends::HighThroughput<Window>, experts::HopperContiguous>;
-static_assert(Layer<Fused>::Exchange::kArrives && !Layer<Plain>::Exchange::kArrives);
+template <class Config, class Quant>
+using Layer = ModularKernel<Config, Router, Quant, backends::HighThroughput<Window>, experts::HopperContiguous>;
+using None = quantization::None;
+using Fp8 = quantization::Fp8Block<>;
+static_assert(Layer<Fused, None>::Exchange::kArrives && !Layer<Plain, None>::Exchange::kArrives);
+static_assert(Layer<Fused, Fp8>::Exchange::kArrives && !Layer<Plain, Fp8>::Exchange::kArrives);
 
-constexpr int kLocal = 12, kHidden = 1024, kIntermediate = 512, kTopK = 5, kMaxTokens = 700;
+constexpr int kLocal = 12, kIntermediate = 512, kTopK = 5, kMaxTokens = 700;
 
 enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none };
 
+/// What differs between subjects. Rows expected of an expert decide the tiles; 0: those of a full batch, in fp8 128 rows.
+struct Sizes {
+  int hidden = 1024;
+  int max_tokens = kMaxTokens;
+  int capacity = 0;
+  int timeout_ms = 20'000;
+  int expected_rows = 0;
+};
+
 /// The two layers of this rank, over the same weights.
+template <class Quant>
 class Subject {
  public:
-  explicit Subject(int max_tokens = kMaxTokens, int capacity = 0, int timeout_ms = 20'000)
-      : comm_(connect()), max_tokens_(max_tokens), shape_{kHidden, kIntermediate, kLocal * comm_.size(), kTopK, false} {
-    w13_ = TypedMemory<bf16>(std::size_t{kLocal} * 2 * kIntermediate * kHidden);
-    w2_ = TypedMemory<bf16>(std::size_t{kLocal} * kHidden * kIntermediate);
-    auto const fill = [&](TypedMemory<bf16> const& to, int seed, float sigma) {
-      moe_test::fill_normal<<<256, 256>>>(reinterpret_cast<__nv_bfloat16*>(to.data()), static_cast<long long>(to.size()),
-                                          static_cast<std::uint64_t>(seed), sigma);
-    };
-    fill(w13_, 2 * comm_.rank(), 0.03F);
-    fill(w2_, 2 * comm_.rank() + 1, 0.04F);
-    x_ = TypedMemory<bf16>(std::size_t{kMaxTokens} * kHidden);
+  explicit Subject(Sizes const& sizes = {})
+      : comm_(connect()),
+        sizes_(sizes),
+        shape_{sizes.hidden, kIntermediate, kLocal * comm_.size(), kTopK, false},
+        experts_(sizes.hidden, kIntermediate, kLocal, static_cast<std::uint64_t>(10 * comm_.rank())) {
+    x_ = TypedMemory<bf16>(elements());
     ids_ = TypedMemory<std::int32_t>(std::size_t{kMaxTokens} * kTopK);
     weights_ = TypedMemory<float>(std::size_t{kMaxTokens} * kTopK);
-    for (auto& out : out_) out = TypedMemory<bf16>(std::size_t{kMaxTokens} * kHidden);
-    check_cuda(cudaDeviceSynchronize(), "fill");
-    build(plain_, capacity, timeout_ms);
-    build(fused_, capacity, timeout_ms);
+    for (auto& out : out_) out = TypedMemory<bf16>(elements());
+    build(plain_);
+    build(fused_);
   }
 
   /// Brings rows of this rank; the same seed on all ranks.
@@ -76,17 +86,17 @@ class Subject {
     bring_rows(tokens, random, pattern);
   }
   template <class Config>
-  void forward(Layer<Config>& layer, int which) {
+  void forward(Layer<Config, Quant>& layer, int which) {
     check_cuda(cudaMemsetAsync(out_[which].data(), 0xff, out_[which].bytes(), stream_), "cudaMemsetAsync");
-    layer.forward_routed(make_rows(static_cast<bf16 const*>(x_.data()), tokens_, kHidden),
+    layer.forward_routed(make_rows(static_cast<bf16 const*>(x_.data()), tokens_, sizes_.hidden),
                          make_rows(static_cast<std::int32_t const*>(ids_.data()), tokens_, kTopK),
                          make_rows(static_cast<float const*>(weights_.data()), tokens_, kTopK),
-                         make_rows(out_[which].data(), tokens_, kHidden), {}, stream_);
+                         make_rows(out_[which].data(), tokens_, sizes_.hidden), {}, stream_);
   }
   void forward_plain() { forward(*plain_, 0); }
   void forward_fused() { forward(*fused_, 1); }
   template <class Config>
-  static std::string error(Layer<Config>& layer, cudaStream_t stream) {
+  static std::string error(Layer<Config, Quant>& layer, cudaStream_t stream) {
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     try {
       layer.check();
@@ -101,13 +111,14 @@ class Subject {
   std::string difference() {
     stream_.synchronize();
     auto const a = out_[0].download(), b = out_[1].download();
-    auto const n = static_cast<std::size_t>(tokens_) * kHidden;
+    auto const width = static_cast<std::size_t>(sizes_.hidden);
+    std::size_t const n = static_cast<std::size_t>(tokens_) * width;
     double sum = 0;
     for (std::size_t i = 0; i < n; ++i) {
       sum += std::abs(static_cast<double>(to_float(a[i])));
       if (std::memcmp(&a[i], &b[i], sizeof a[i]) != 0) {
-        return text("token ", i / kHidden, " column ", i % kHidden, ": fused ", to_float(b[i]), ", unfused ", to_float(a[i]), " of ",
-                    tokens_, " tokens");
+        return text("token ", i / width, " column ", i % width, ": fused ", to_float(b[i]), ", unfused ", to_float(a[i]), " of ", tokens_,
+                    " tokens");
       }
     }
     if (!std::isfinite(sum)) return "the sums are not finite";
@@ -122,7 +133,7 @@ class Subject {
     return wrong;
   }
   double norm() const { return norm_; }
-  Layer<Fused>& fused() { return *fused_; }
+  Layer<Fused, Quant>& fused() { return *fused_; }
   CudaStream& stream() { return stream_; }
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
@@ -136,28 +147,22 @@ class Subject {
                             [](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD); });
   }
   template <class Config>
-  void build(std::optional<Layer<Config>>& layer, int capacity, int timeout_ms) {
-    auto const matrix = [](TypedMemory<bf16> const& codes, int rows, int cols) {
-      ExpertMatrix<bf16, typename quantization::None::WeightScale> m{};
-      m.codes = make_blocks(static_cast<bf16 const*>(codes.data()), kLocal, rows, cols);
-      m.rows = rows;
-      m.cols = cols;
-      return m;
-    };
-    typename Layer<Config>::Params p{.shape = shape_,
-                                     .max_tokens_per_rank = max_tokens_,
-                                     .placement = ExpertPlacement(shape_.num_experts, comm_.size(), PlacementStrategy::linear),
-                                     .router = {shape_.num_experts, kTopK}};
-    p.backend.capacity = capacity;
-    p.backend.window.timeout_ms = timeout_ms;
-    layer.emplace(comm_,
-                  WeightsOf<Config, quantization::None>{matrix(w13_, 2 * kIntermediate, kHidden), matrix(w2_, kHidden, kIntermediate)}, p);
+  void build(std::optional<Layer<Config, Quant>>& layer) {
+    typename Layer<Config, Quant>::Params p{.shape = shape_,
+                                            .max_tokens_per_rank = sizes_.max_tokens,
+                                            .placement = ExpertPlacement(shape_.num_experts, comm_.size(), PlacementStrategy::linear),
+                                            .router = {shape_.num_experts, kTopK}};
+    p.backend.capacity = sizes_.capacity;
+    p.backend.window.timeout_ms = sizes_.timeout_ms;
+    p.experts.expected_rows = sizes_.expected_rows;
+    layer.emplace(comm_, experts_.template view<Config>(), p);
   }
+  std::size_t elements() const { return std::size_t{kMaxTokens} * static_cast<std::size_t>(sizes_.hidden); }
   void bring_rows(int tokens, std::mt19937& random, Pattern pattern) {
     tokens_ = tokens;
     int const experts = kLocal * comm_.size();
     std::normal_distribution<float> normal;
-    std::vector<bf16> x(std::size_t{kMaxTokens} * kHidden);
+    std::vector<bf16> x(elements());
     std::vector<float> some(4096);
     for (float& v : some) v = normal(random);
     for (bf16& v : x) v = from_float<bf16>(some[random() % some.size()]);
@@ -187,31 +192,49 @@ class Subject {
   }
 
   comm::Nccl comm_;
-  int max_tokens_;
+  Sizes sizes_;
   LayerShape shape_;
-  TypedMemory<bf16> w13_, w2_, x_, out_[2];
+  moe_bench::RandomExperts<Quant> experts_;
+  TypedMemory<bf16> x_, out_[2];
   TypedMemory<std::int32_t> ids_;
   TypedMemory<float> weights_;
   CudaStream stream_;
-  std::optional<Layer<Plain>> plain_;
-  std::optional<Layer<Fused>> fused_;
+  std::optional<Layer<Plain, Quant>> plain_;
+  std::optional<Layer<Fused, Quant>> fused_;
   int tokens_ = 0;
   double norm_ = 0;
 };
 
-TEST(LayerArrivals, GivesTheBitsOfTheUnfusedLayer) {
-  Subject s;
+template <class Quant>
+struct LayerArrivals : testing::Test {};
+using Quantizations = testing::Types<None, Fp8>;
+TYPED_TEST_SUITE(LayerArrivals, Quantizations);
+
+template <class Quant>
+void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
+  Subject<Quant> s(sizes);
   constexpr Pattern kPatterns[] = {Pattern::uniform,  Pattern::gaps,      Pattern::one_expert,
                                    Pattern::own_rank, Pattern::next_rank, Pattern::none};
   constexpr int kMost[] = {kMaxTokens, 1, 40, 0, 200};
-  for (unsigned round = 0; round < 60; ++round) {
-    ASSERT_EQ(s.round(round, kPatterns[round % 6], kMost[round % 5]), "") << "round " << round;
+  for (unsigned round = 0; round < rounds; ++round) {
+    ASSERT_EQ(s.round(round, kPatterns[round % 6], kMost[round % 5]), "")
+        << "round " << round << ", hidden " << sizes.hidden << ", expected rows " << sizes.expected_rows;
   }
   EXPECT_GT(s.norm(), 0.0);
 }
 
-TEST(LayerArrivals, FollowsAGraph) {
-  Subject s;
+TYPED_TEST(LayerArrivals, GivesTheBitsOfTheUnfusedLayer) { give_the_bits_of_the_unfused_layer<TypeParam>({}, 60); }
+
+/// Tiles whose rows the products gather. 9 groups of 128: the copy engine cannot store their scales; 1104 columns: the last group is short.
+TYPED_TEST(LayerArrivals, HoldsForOtherTilesAndWidths) {
+  for (int rows : {4, 16, 60}) give_the_bits_of_the_unfused_layer<TypeParam>({.expected_rows = rows}, 12);
+  give_the_bits_of_the_unfused_layer<TypeParam>({.hidden = 1152}, 12);
+  give_the_bits_of_the_unfused_layer<TypeParam>({.hidden = 1152, .expected_rows = 16}, 12);
+  give_the_bits_of_the_unfused_layer<TypeParam>({.hidden = 1104}, 12);
+}
+
+TYPED_TEST(LayerArrivals, FollowsAGraph) {
+  Subject<TypeParam> s;
   s.bring_all(1, Pattern::uniform, 300);
   s.forward_fused();
   ASSERT_EQ(s.fused_error(), "");
@@ -228,11 +251,11 @@ TEST(LayerArrivals, FollowsAGraph) {
 }
 
 /// One expert takes all rows; the capacity of its rank holds them exactly, and then not.
-TEST(LayerArrivals, FillsAndOverflowsTheCapacity) {
+TYPED_TEST(LayerArrivals, FillsAndOverflowsTheCapacity) {
   constexpr int kRows = 64;
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  Subject s(kRows + 1, kRows * size);
+  Subject<TypeParam> s({.max_tokens = kRows + 1, .capacity = kRows * size});
   for (unsigned seed = 0; seed < 4; ++seed) {
     s.bring_all(seed, Pattern::one_expert, kRows);
     s.forward_plain();
@@ -248,8 +271,8 @@ TEST(LayerArrivals, FillsAndOverflowsTheCapacity) {
   }
 }
 
-TEST(LayerArrivals, EndsARoundThatARankAbandons) {
-  Subject s;
+TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) {
+  Subject<TypeParam> s;
   if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
   for (unsigned seed = 0; seed < 3; ++seed) {
     s.bring_all(seed, Pattern::uniform, 100);
@@ -268,9 +291,9 @@ TEST(LayerArrivals, EndsARoundThatARankAbandons) {
   }
 }
 
-/// Last: it ends the group.
-TEST(LayerArrivals, NamesARankThatStaysAway) {
-  Subject s(kMaxTokens, 0, 1500);
+template <class Quant>
+void name_a_rank_that_stays_away() {
+  Subject<Quant> s({.timeout_ms = 1500});
   if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
   ASSERT_EQ(s.round(1, Pattern::uniform, 100), "");
   s.bring_all(2, Pattern::uniform, 100);
@@ -280,5 +303,9 @@ TEST(LayerArrivals, NamesARankThatStaysAway) {
   }
   MPI_Barrier(MPI_COMM_WORLD);  // the others tell the rank that stays away, in its window
 }
+
+/// Last: they end their groups.
+TEST(LayerArrivalsEnd, NamesARankThatStaysAway) { name_a_rank_that_stays_away<None>(); }
+TEST(LayerArrivalsEnd, NamesARankThatStaysAwayInFp8) { name_a_rank_that_stays_away<Fp8>(); }
 
 }  // namespace

@@ -27,6 +27,7 @@ CASES = {
         (["--backends", "windows"], "windows", "low_latency"),
         (["--routing", "random"], "random", "softmax"),
         (["--tokens", "8,many"], "--tokens", "many"),
+        (["--blocks", "few"], "--blocks", "few"),
         (["--model", "pro"], "--model", "--shapes"),
         (["--json"], "--json has no value"),
     ],
