@@ -2,16 +2,18 @@
 // bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel.
 //
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
-//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--json FILE]
+//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--blocks 16]
+//                                   [--json FILE]
 //
 // One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
 // 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with
-// overlap_dispatch, bf16, above 256 tokens. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its
+// overlap_dispatch, above 256 tokens. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its
 // fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the layer's definition in
 // float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do
 // the routing; softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from FOLDER/<shape>_<tokens>.bin, so that another
 // implementation runs with the same routing: ids int32 [ranks, tokens, topk], then weights float32 of the same shape, of this machine's
-// byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same amount.
+// byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same amount. --blocks: thread blocks
+// of HighThroughput.
 #include <mpi.h>
 
 #include <algorithm>
@@ -104,6 +106,7 @@ struct Options {
   Names backends{"window", "fused", "all_to_all_v"};
   std::string routing = "given";
   int like_ranks = 0;
+  int blocks = backends::HighThroughput<Window>::Params{}.blocks;
   std::string json;
 };
 
@@ -236,6 +239,8 @@ class Bench {
       };
       using HighThroughput = backends::HighThroughput<Window>;
       using LowLatency = backends::LowLatency<Window>;
+      HighThroughput::Params high{};
+      high.blocks = options_.blocks;
       using Local = backends::NoExpertParallel<space::cuda>;
       if (host_.size() == 1) {
         measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
@@ -245,21 +250,17 @@ class Bench {
         measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
       }
       if (wanted("high_throughput") || (wanted("window") && tokens > kMostDecodeTokens)) {
-        measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput",
-                    HighThroughput::Params{});
+        measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput", high);
       }
-      if constexpr (std::is_same_v<Quant, None>) {  // the exchange counts unquantised rows only
-        if (wanted("fused") && tokens > kMostDecodeTokens) {
-          try {
-            measure<Quant, HighThroughput, experts::HopperContiguous, Fused>(
-                weights, s, batch, want, tokens, HighThroughput::Params{},
-                text(model.name, "/", scheme, "/high_throughput_fused", given() ? "" : "_softmax"));
-          } catch (TransportError const&) {
-            throw;
-          } catch (Error const& e) {
-            good_ = false;
-            if (host_.rank() == 0) std::printf("%s/%s/high_throughput_fused/%d: %s\n", model.name, scheme, tokens, e.what());
-          }
+      if (wanted("fused") && tokens > kMostDecodeTokens) {
+        try {
+          measure<Quant, HighThroughput, experts::HopperContiguous, Fused>(
+              weights, s, batch, want, tokens, high, text(model.name, "/", scheme, "/high_throughput_fused", given() ? "" : "_softmax"));
+        } catch (TransportError const&) {
+          throw;
+        } catch (Error const& e) {
+          good_ = false;
+          if (host_.rank() == 0) std::printf("%s/%s/high_throughput_fused/%d: %s\n", model.name, scheme, tokens, e.what());
         }
       }
       if (wanted("all_to_all_v")) {
@@ -427,7 +428,7 @@ class Bench {
 };
 
 void set_option(Options& options, std::string const& key, std::string const& value) {
-  known_name("option", key, {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--json"});
+  known_name("option", key, {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--blocks", "--json"});
   if (key == "--shapes") {
     options.shapes = known_names(key, value, {"flash", "pro"});
   } else if (key == "--schemes") {
@@ -440,6 +441,8 @@ void set_option(Options& options, std::string const& key, std::string const& val
     options.routing = value.find('/') == std::string::npos ? known_name(key, value, {"given", "softmax", "a folder with a /"}) : value;
   } else if (key == "--like-ranks") {
     options.like_ranks = count(key, value, 0);
+  } else if (key == "--blocks") {
+    options.blocks = count(key, value, 1);
   } else {
     options.json = value;
   }
