@@ -30,7 +30,7 @@ void check_constants(Activation const& activation) {
 
 template <class C>
 Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
-    : shape_(build(comm, [&] { return Shape<Config>(layer_shape(p.shape)); })),
+    : shape_(build(comm, [&] { return make_shape(p.shape); })),
       router_(build(comm, [&] { return make_router(p.router); })),
       num_slots_(kMonolithic ? router_.num_logits() : router_.num_slots()),
       mapping_(p.mapping),
@@ -55,9 +55,17 @@ Layer<C>::~Layer() = default;
 
 /// If the router weights the input (kWeightOnInput), the layer does too, even if the caller's shape does not ask for it.
 template <class C>
-LayerShape Layer<C>::layer_shape(LayerShape shape) {
+auto Layer<C>::make_shape(LayerShape shape) -> Shape<Config> {
   shape.weight_on_input = shape.weight_on_input || RouterType::kWeightOnInput;
-  return shape;
+  try {
+    return Shape<Config>(shape);
+  } catch (Error const& e) {
+    if (shape.hidden == 0 && shape.intermediate == 0 && shape.num_experts == 0 && shape.topk == 0) {
+      throw Error(e.code(), text(".shape is missing in the layer's parameters, and the configuration leaves dimensions dynamic: ",
+                                 e.message()));
+    }
+    throw;
+  }
 }
 
 template <class C>
@@ -72,7 +80,7 @@ auto Layer<C>::make_router(typename RouterType::Params const& params) -> RouterT
     return RouterType(params);
   } catch (Error const& e) {
     if (facts::lacks_num_experts(params)) {
-      throw Error(e.code(), text(".router is missing in the layer's parameters, or leaves num_experts at 0: ", e.what()));
+      throw Error(e.code(), text(".router is missing in the layer's parameters, or leaves num_experts at 0: ", e.message()));
     }
     throw;
   }

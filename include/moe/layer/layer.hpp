@@ -164,7 +164,7 @@ class Layer {
 
  private:
   // ---- construction.hpp
-  static LayerShape layer_shape(LayerShape shape);
+  static Shape<Config> make_shape(LayerShape shape);
   static RouterType make_router(typename RouterType::Params const& params);
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const;
   void take_memory();
