@@ -21,7 +21,7 @@ void add_quantize(CLI::App& app) {
   };
   auto const line = std::make_shared<CommandLine>();
   CLI::App* const command = app.add_subcommand(
-      "quantize", "Quantises one tensor of a safetensors file (q, scale, dq), or the routed experts of a checkpoint directory");
+      "quantize", "Quantise one tensor of a safetensors file (q, scale, dq), or the routed experts of a checkpoint directory");
   command->add_option("--scheme,--to", line->options.scheme, "how; of schemes that quantise rows too, the weights")
       ->required()
       ->check(one_of(quantize_schemes()));

@@ -44,11 +44,21 @@ std::string unknown_option(CLI::App const& command) {
   return {};
 }
 
+/// "what is required: ...", with the description of the positional argument that is missing; else the text of CLI11.
+std::string missing_argument(CLI::App const& command, CLI::ParseError const& e) {
+  std::string text = e.what();
+  for (CLI::Option const* option : command.get_options()) {
+    if (option->get_positional() && text == option->get_name() + " is required") return text + ": " + option->get_description();
+  }
+  return text;
+}
+
 /// The error of the command line. If the subcommand is missing, CLI11 does not say which word was given instead.
 std::string usage_error(CLI::App const& app, CLI::ParseError const& e) {
   if (!app.get_subcommands().empty()) {
-    std::string const unknown = unknown_option(*app.get_subcommands().front());
-    return unknown.empty() ? e.what() : unknown;
+    CLI::App const& command = *app.get_subcommands().front();
+    std::string const unknown = unknown_option(command);
+    return unknown.empty() ? missing_argument(command, e) : unknown;
   }
   std::string known;
   for (CLI::App const* command : app.get_subcommands([](CLI::App const*) { return true; })) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/compile_fail/constructor_field.cpp: the same in the braces of a constructor's argument: no compiler names the field, and the
-// constructor's line that they print says how to have it named.
+// tests/compile_fail/constructor_field.cpp: a field of the router's parameters that does not exist, in the braces of a constructor's
+// argument: no compiler names the field, and the constructor's line that they print says how to have it named.
 // errors: any
 // expect: ModularKernel<
 // shows: Fix: if no constructor takes the braces, Layer::Params const p{...}; names the field

@@ -46,6 +46,8 @@ def check_names():
     expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")
     fp8 = "fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated"
     expect(any(re.fullmatch(fp8, line) for line in listed("quantizations")), "how a scheme runs on each architecture")
+    run = moe("list", ranks=0)
+    expect(run.returncode == 2 and "what is required: routers, quantizations, backends" in run.stderr, f"list without a word: {run}")
     models = "\n".join(listed("models"))
     for family in ("Mixtral", "Qwen2", "Qwen3", "Qwen3-Next", "OLMoE", "DeepSeek-V2", "DeepSeek-V3"):
         expect(family in models, f"models do not name {family}:\n{models}")

@@ -142,8 +142,9 @@ TYPED_TEST(LayerOn, MissingParametersAreNamed) {
                [&] { Layer l(self, store.view(), {.shape = shape, .placement = placement, .router = {.num_experts = kExperts}}); });
   expect_error(ErrorCode::config, ".router is missing in the layer's parameters, or leaves num_experts at 0: num_experts: 0 is below 1",
                [&] { Layer l(self, store.view(), {.shape = shape, .max_tokens_per_rank = 8, .placement = placement}); });
-  expect_error(ErrorCode::config, ".shape is missing in the layer's parameters, and the configuration leaves dimensions dynamic: hidden: 0",
-               [&] { Layer l(self, store.view(), {.max_tokens_per_rank = 8, .placement = placement, .router = {.num_experts = kExperts}}); });
+  expect_error(
+      ErrorCode::config, ".shape is missing in the layer's parameters, and the configuration leaves dimensions dynamic: hidden: 0",
+      [&] { Layer l(self, store.view(), {.max_tokens_per_rank = 8, .placement = placement, .router = {.num_experts = kExperts}}); });
   std::function<void(Rows<float const>, int, bool, Rows<std::int32_t>, Rows<float>)> const empty;
   using Custom = LayerOf<routing::CustomRouter<decltype(empty)>, TypeParam>;
   expect_error(ErrorCode::argument, "function: empty", [&] {

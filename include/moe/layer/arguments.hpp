@@ -184,8 +184,8 @@ ExpertPlacement missing_placement() {
   return {1, 1};
 }
 
-/// The placement of a layer's parameters, which has no default. The field has no initialiser of its own: only so do compilers name the line
-/// of the program that leaves it out.
+/// The placement of a layer's parameters, which has no default. The field has no initialiser of its own, so that compilers name the line of
+/// the program that leaves it out.
 template <class Layer>
 struct RequiredPlacement : ExpertPlacement {
   using ExpertPlacement::ExpertPlacement;

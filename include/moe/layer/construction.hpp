@@ -61,8 +61,8 @@ auto Layer<C>::make_shape(LayerShape shape) -> Shape<Config> {
     return Shape<Config>(shape);
   } catch (Error const& e) {
     if (shape.hidden == 0 && shape.intermediate == 0 && shape.num_experts == 0 && shape.topk == 0) {
-      throw Error(e.code(), text(".shape is missing in the layer's parameters, and the configuration leaves dimensions dynamic: ",
-                                 e.message()));
+      throw Error(e.code(),
+                  text(".shape is missing in the layer's parameters, and the configuration leaves dimensions dynamic: ", e.message()));
     }
     throw;
   }

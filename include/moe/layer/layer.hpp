@@ -75,7 +75,7 @@ class Layer {
   /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
   /// naming the first choice that differs between them.
   Layer(Comm& comm, Weights const& weights, Params const& p);
-  /// Other arguments, or these in another order: one error, which says what is wrong. The comment behind it is for compilers that print it.
+  /// Other arguments, or these in another order: one error, which says what is wrong. Compilers print this line and its comment.
   template <class CommArg, class WeightsArg>
     requires(!kConstructs<Comm, Weights, CommArg, WeightsArg>)
   Layer(CommArg&&, WeightsArg&&, Params const& p)  // Fix: if no constructor takes the braces, Layer::Params const p{...}; names the field
