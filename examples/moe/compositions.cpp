@@ -87,7 +87,7 @@ constexpr Cell cuda_cell() {
 template <class Quant, class Backend, class Experts>
 constexpr Cell make_cell() {
   if constexpr (!std::is_same_v<typename Backend::Space, typename Experts::Space>) {
-    return {.refused = moe::rules::SameSpace::kSentence};  // the first rule: no need to judge the others
+    return {.refused = moe::rules::SameSpace::kSentence};  // the first rule: no need to check the others
   } else {
     using Layer = registry::LayerFor<Backend, Experts>;
     // Of moe::Composition only the rules: that the policies have the members of their contracts is asserted once for each.

@@ -37,7 +37,7 @@ struct CompositionRow {
 /// The product of the registry's lists, quantisations outermost.
 std::vector<CompositionRow> const& compositions();
 
-/// The row, which has the run-time router, with the router of that name, as `moe check` judges it.
+/// The row, which has the run-time router, for the router of that name, with the answer of `moe check`.
 CompositionRow with_router(CompositionRow row, std::string const& router);
 
 /// Whether the experts of that name make the router's choice, so that a result has no routing.

@@ -99,7 +99,7 @@ void* stream_of(DLTensor const* tensor, std::int64_t stream) {
   return stream == -1 ? TVMFFIEnvGetStream(tensor->device.device_type, tensor->device.device_id) : reinterpret_cast<void*>(stream);
 }
 
-/// C handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error,
+/// C handles travel through Python as integers; 0 is one that close() has freed. The library checks others: a stale one is an error,
 /// not a crash.
 template <class Handle>
 Handle handle(std::int64_t number) {
@@ -248,7 +248,7 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   return reinterpret_cast<std::int64_t>(runner);
 }
 
-/// Shape, dtype and device are judged by the library. Returns the stream of the call, which wait() and close() need: for -1 this function
+/// The library checks shape, dtype and device. Returns the stream of the call, which wait() and close() need: for -1 this function
 /// looks it up, and Python would need another call for it.
 std::int64_t forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTensor* weights, DLTensor* output,
                             std::int64_t stream) {
