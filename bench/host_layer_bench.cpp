@@ -17,7 +17,10 @@
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {
@@ -52,10 +55,10 @@ Shape4 shape_of(std::int64_t experts) {
   return s;
 }
 
-template <class T>
+template <class T, class Quant>
 struct Problem {
   Shape4 shape;
-  experts::WeightStore<Config<T>, quantization::None> weights;
+  experts::WeightStore<Config<T>, Quant> weights;
   std::vector<T> hidden;
   std::vector<float> logits;
   std::vector<T> output;
@@ -89,7 +92,7 @@ struct Problem {
   std::int64_t tokens() const { return static_cast<std::int64_t>(hidden.size()) / shape.hidden; }
 
   template <class Experts>
-  using Layer = ModularKernel<Config<T>, Router, quantization::None, backends::NoExpertParallel<>, Experts>;
+  using Layer = ModularKernel<Config<T>, Router, Quant, backends::NoExpertParallel<>, Experts>;
   template <class Experts>
   typename Layer<Experts>::Params params() const {
     return {.shape = {shape.hidden, shape.intermediate, shape.experts, shape.topk, false},
@@ -110,8 +113,8 @@ struct Problem {
 };
 
 /// The relative error of problem.output against the oracle in float64, over at most 64 rows spread over the batch: the oracle is slow.
-template <class T>
-double sampled_error(Problem<T>& problem) {
+template <class T, class Quant>
+double sampled_error(Problem<T, Quant>& problem) {
   std::int64_t const rows = std::min<std::int64_t>(problem.tokens(), 64);
   auto const sample = [&](auto const& from, std::int64_t width) {
     std::remove_cvref_t<decltype(from)> to(static_cast<std::size_t>(rows * width));
@@ -125,8 +128,8 @@ double sampled_error(Problem<T>& problem) {
   std::vector<T> const fast = sample(problem.output, problem.shape.hidden);
   std::vector<T> exact(fast.size());
   comm::Self<> self;
-  typename Problem<T>::template Layer<experts::Reference<double>> oracle(self, problem.weights.view(),
-                                                                         problem.template params<experts::Reference<double>>());
+  typename Problem<T, Quant>::template Layer<experts::Reference<double>> oracle(self, problem.weights.view(),
+                                                                                problem.template params<experts::Reference<double>>());
   problem.forward(oracle, hidden, logits, exact);
   double error = 0;
   double norm = 0;
@@ -138,11 +141,12 @@ double sampled_error(Problem<T>& problem) {
   return std::sqrt(error / norm);
 }
 
-template <class T>
+template <class T, class Quant = quantization::None>
 void host_layer(benchmark::State& state) {
-  Problem<T> problem(shape_of(state.range(1)), state.range(0));
+  Problem<T, Quant> problem(shape_of(state.range(1)), state.range(0));
   comm::Self<> self;
-  typename Problem<T>::template Layer<experts::OneDnn> layer(self, problem.weights.view(), problem.template params<experts::OneDnn>());
+  typename Problem<T, Quant>::template Layer<experts::OneDnn> layer(self, problem.weights.view(),
+                                                                    problem.template params<experts::OneDnn>());
   problem.forward(layer);
   double const error = sampled_error(problem);
   if (!(error < (std::is_same_v<T, float> ? 1e-5 : 5e-3))) {
@@ -171,6 +175,9 @@ void arguments(benchmark::internal::Benchmark* b) {
 
 BENCHMARK(host_layer<float>)->Apply(arguments);
 BENCHMARK(host_layer<bf16>)->Apply(arguments);
+BENCHMARK(host_layer<bf16, quantization::Mxfp4W4A16<>>)->Apply(arguments);
+BENCHMARK(host_layer<bf16, quantization::Nvfp4W4A16>)->Apply(arguments);
+BENCHMARK(host_layer<bf16, quantization::Int4Group128>)->Apply(arguments);
 
 }  // namespace
 

@@ -21,6 +21,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/common/check_rows.hpp"
+#include "moe/experts/common/host_products.hpp"
 #include "moe/experts/common/host_rows.hpp"
 #include "moe/experts/common/output_norm.hpp"
 #include "moe/experts/weights.hpp"
@@ -49,27 +50,6 @@ struct SlotList {
   float* weight;         ///< [slots] its router weight
 };
 
-/// a · b in float32 with 16 partial sums, so that it vectorises and its rounding error stays small.
-inline float dot(float const* a, float const* b, std::int64_t n) {
-  constexpr std::int64_t kLanes = 16;
-  float lanes[kLanes] = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (std::int64_t j = 0; j < kLanes; ++j) {
-      lanes[j] += a[i + j] * b[i + j];
-    }
-  }
-  for (std::int64_t j = 0; j < kLanes && i + j < n; ++j) {
-    lanes[j] += a[i + j] * b[i + j];
-  }
-  for (std::int64_t step = kLanes / 2; step > 0; step /= 2) {
-    for (std::int64_t j = 0; j < step; ++j) {
-      lanes[j] += lanes[j + step];
-    }
-  }
-  return lanes[0];
-}
-
 /// Up to this many rows a product only streams the weights, and oneDNN's packing of them costs more than the arithmetic
 /// (docs/log/host.md).
 inline constexpr std::int64_t kDotRows = 8;
@@ -92,11 +72,7 @@ class OneOpenMpThread {
 inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, std::int64_t k, float const* a, std::int64_t lda,
                     float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
   if (m <= kDotRows) {
-    for (std::int64_t column = 0; column < n; ++column) {
-      for (std::int64_t row = 0; row < m; ++row) {
-        c[row * ldc + column] = dot(a + row * lda, b + column * ldb, k);
-      }
-    }
+    dot_products(m, n, k, a, lda, b, ldb, c, ldc, Resident::memory);
     return;
   }
   OneOpenMpThread const alone;
@@ -104,12 +80,6 @@ inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, st
   if (result != dnnl_success) {
     status.store(result, std::memory_order_relaxed);
   }
-}
-
-/// Columns per task: few enough that the widened weights stay in a core's cache, at least 16.
-inline std::int64_t block_columns(std::int64_t inner, std::int64_t columns) {
-  std::int64_t const fits = (std::int64_t{1} << 17) / std::max<std::int64_t>(inner, 1);  // 512 KiB of float32
-  return std::clamp<std::int64_t>(fits / 16 * 16, 16, std::max<std::int64_t>(columns, 16));
 }
 
 }  // namespace detail
@@ -223,6 +193,7 @@ class OneDnn::Kernel {
  private:
   static constexpr std::int64_t kSerialWork = std::int64_t{1} << 17;  ///< elements of w2 times slots: some 50 us of one core
   static constexpr std::int64_t kSlotGrain = 8;                       ///< rows that a thread widens or quantises at a time
+  static constexpr std::int64_t kFewColumns = 4;                      ///< that are widened at a time for few rows
   static constexpr std::int64_t kPanel = 64;  ///< rows per product: the result panel stays in cache with the widened weights
 
   /// f(i, worker) over i in [0, n), on one thread if the call is so small that waking others would take longer.
@@ -265,6 +236,32 @@ class OneDnn::Kernel {
     }
   }
 
+  /// Rows [first, first + count) of an expert's matrix: columns of a product.
+  struct Columns {
+    std::int64_t expert, first, count;
+    float const* wide;  ///< as float32; null: to be widened as they are multiplied
+  };
+  /// These columns as float32 if an expert with `rows` rows multiplies them all at once, else null.
+  template <class Matrix>
+  float const* widened(Matrix const& m, std::int64_t e, std::int64_t first, std::int64_t count, std::int64_t rows, float* scratch) const {
+    return rows <= detail::kDotRows ? nullptr : detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
+  }
+  /// product [rows, count] (row stride ldc) = x [rows, m.cols] · columnsᵀ. A few columns at a time stay in the nearest cache.
+  template <class Matrix>
+  void multiply(std::atomic<int>& status, Matrix const& m, Columns const& columns, float const* x, std::int64_t rows, float* product,
+                std::int64_t ldc, float* scratch) const {
+    if (columns.wide != nullptr) {
+      detail::gemm_nt(status, rows, columns.count, m.cols, x, m.cols, columns.wide, m.cols, product, ldc);
+      return;
+    }
+    constexpr auto kWhere = detail::kPlainFloat<Quant, Weight> ? detail::Resident::memory : detail::Resident::cache;
+    for (std::int64_t i = 0; i < columns.count; i += kFewColumns) {
+      std::int64_t const count = std::min(kFewColumns, columns.count - i);
+      float const* wide = detail::weight_rows<Weight>(quant_, m, columns.expert, columns.first + i, count, scratch);
+      detail::dot_products(rows, count, m.cols, x, m.cols, wide, m.cols, product + i, ldc, kWhere);
+    }
+  }
+
   /// h[s] = requantised act(W13 x[s] + b13), all slots.
   void first_product() const {
     std::atomic<int> status{dnnl_success};
@@ -284,15 +281,14 @@ class OneDnn::Kernel {
       float* scratch = scratch_ + worker * per_thread_;
       float* product = scratch + product_offset_;
       auto const& m = weights_.w13;
-      float const* gate = detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
-      float const* up = gated ? detail::weight_rows<Weight>(quant_, m, e, width + first, count, scratch + count * hidden) : nullptr;
+      float const* gate = widened(m, e, first, count, end - begin, scratch);
+      float const* up = gated ? widened(m, e, width + first, count, end - begin, scratch + count * hidden) : nullptr;
       float const* bias = m.has_bias() ? row_ptr(m.bias, e) : nullptr;
       for (std::int64_t s = begin; s < end; s += kPanel) {
         std::int64_t const rows = std::min(kPanel, end - s);
-        detail::gemm_nt(status, rows, count, hidden, x_ + s * hidden, hidden, gate, hidden, product, 2 * count);
-        if (gated) {
-          detail::gemm_nt(status, rows, count, hidden, x_ + s * hidden, hidden, up, hidden, product + count, 2 * count);
-        }
+        float const* x = x_ + s * hidden;
+        multiply(status, m, {e, first, count, gate}, x, rows, product, 2 * count, scratch);
+        if (gated) multiply(status, m, {e, width + first, count, up}, x, rows, product + count, 2 * count, scratch);
         for (std::int64_t r = 0; r < rows; ++r) {
           float* g = product + r * 2 * count;
           float* u = g + count;
@@ -341,10 +337,13 @@ class OneDnn::Kernel {
     std::atomic<int> status{dnnl_success};
     std::int64_t const width = shape_.intermediate();
     std::int64_t const hidden = shape_.hidden();
-    std::int64_t const blocks = (hidden + block2_ - 1) / block2_;
+    // Inner products are as fast over fewer columns, and more threads find a task; oneDNN's are not.
+    bool const few = slots_.offset[num_local_] <= detail::kDotRows * num_local_;
+    std::int64_t const block = few ? detail::shared_columns(hidden, block2_) : block2_;
+    std::int64_t const blocks = (hidden + block - 1) / block;
     each(blocks, 1, [&](std::int64_t task, int worker) {
-      std::int64_t const first = task * block2_;
-      std::int64_t const count = std::min(block2_, hidden - first);
+      std::int64_t const first = task * block;
+      std::int64_t const count = std::min(block, hidden - first);
       float* scratch = scratch_ + worker * per_thread_;
       float* product = scratch + product_offset_;
       clear(first, count);
@@ -353,11 +352,11 @@ class OneDnn::Kernel {
           continue;
         }
         auto const& m = weights_.w2;
-        float const* w = detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
+        float const* w = widened(m, e, first, count, slots_.offset[e + 1] - slots_.offset[e], scratch);
         float const* bias = m.has_bias() ? row_ptr(m.bias, e) + first : nullptr;
         for (std::int64_t s = slots_.offset[e]; s < slots_.offset[e + 1]; s += kPanel) {
           std::int64_t const rows = std::min(kPanel, slots_.offset[e + 1] - s);
-          detail::gemm_nt(status, rows, count, width, h_ + s * width, width, w, width, product, count);
+          multiply(status, m, {e, first, count, w}, h_ + s * width, rows, product, count, scratch);
           for (std::int64_t r = 0; r < rows; ++r) {
             if (bias != nullptr) {
               for (std::int64_t i = 0; i < count; ++i) {

@@ -7,6 +7,7 @@
 
 #include "moe/core/types.hpp"
 #include "moe/quantization/format/codecs.hpp"
+#include "moe/quantization/format/decode_row.hpp"
 #include "moe/quantization/format/granularity.hpp"
 
 namespace moe::quantization {
@@ -40,7 +41,11 @@ void quantize_blocks(Codec const& codec, float const* w, std::int64_t rows, std:
 template <class Codec>
 MOE_HD void dequantize_block_row(Codec const& codec, typename Codec::Code const* codes, typename Codec::Scale const* scales,
                                  std::int64_t cols, std::int64_t block_cols, float* out) {
+#if defined(__CUDA_ARCH__)
   for (std::int64_t c = 0; c < cols; ++c) out[c] = codec.decode(load_code<Codec>(codes, c), codec.factor(scales[c / block_cols]));
+#else
+  decode_row(codec, codes, scales, cols, block_cols, out);
+#endif
 }
 
 }  // namespace detail
