@@ -241,10 +241,11 @@ class OneDnn::Kernel {
     std::int64_t expert, first, count;
     float const* wide;  ///< as float32; null: to be widened as they are multiplied
   };
-  /// These columns as float32 if an expert with `rows` rows multiplies them all at once, else null.
+  /// These columns as float32 if they are that or an expert with `rows` rows multiplies them all at once, else null.
   template <class Matrix>
   float const* widened(Matrix const& m, std::int64_t e, std::int64_t first, std::int64_t count, std::int64_t rows, float* scratch) const {
-    return rows <= detail::kDotRows ? nullptr : detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
+    bool const later = rows <= detail::kDotRows && !detail::kPlainFloat<Quant, Weight>;
+    return later ? nullptr : detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
   }
   /// product [rows, count] (row stride ldc) = x [rows, m.cols] · columnsᵀ. A few columns at a time stay in the nearest cache.
   template <class Matrix>
@@ -254,11 +255,10 @@ class OneDnn::Kernel {
       detail::gemm_nt(status, rows, columns.count, m.cols, x, m.cols, columns.wide, m.cols, product, ldc);
       return;
     }
-    constexpr auto kWhere = detail::kPlainFloat<Quant, Weight> ? detail::Resident::memory : detail::Resident::cache;
     for (std::int64_t i = 0; i < columns.count; i += kFewColumns) {
       std::int64_t const count = std::min(kFewColumns, columns.count - i);
       float const* wide = detail::weight_rows<Weight>(quant_, m, columns.expert, columns.first + i, count, scratch);
-      detail::dot_products(rows, count, m.cols, x, m.cols, wide, m.cols, product + i, ldc, kWhere);
+      detail::dot_products(rows, count, m.cols, x, m.cols, wide, m.cols, product + i, ldc, detail::Resident::cache);
     }
   }
 

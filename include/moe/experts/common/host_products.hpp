@@ -75,6 +75,20 @@ void dot_columns(std::int64_t m, float const* a, std::int64_t lda, float const* 
   for (; row < m; ++row) dot_tile<1, Columns>(a + row * lda, lda, b, ldb, k, c + row * ldc, ldc);
 }
 
+/// a · b.
+inline float dot(float const* a, float const* b, std::int64_t n) {
+  float lanes[kDotLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kDotLanes <= n; i += kDotLanes) {
+    for (std::int64_t j = 0; j < kDotLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  for (std::int64_t j = 0; j < kDotLanes && i + j < n; ++j) lanes[j] += a[i + j] * b[i + j];
+  for (std::int64_t step = kDotLanes / 2; step > 0; step /= 2) {
+    for (std::int64_t j = 0; j < step; ++j) lanes[j] += lanes[j + step];
+  }
+  return lanes[0];
+}
+
 /// Where B of dot_products() lies. Rows of memory are read one after the other, as prefetching wants it; four at a time, they arrive at
 /// half the rate (docs/log/host.md).
 enum class Resident : std::uint8_t { memory, cache };
@@ -87,14 +101,13 @@ inline void dot_products(std::int64_t m, std::int64_t n, std::int64_t k, float c
   if (where == Resident::cache || ldb <= kShortRow) {
     for (; column + 4 <= n; column += 4) dot_columns<2, 4>(m, a, lda, b + column * ldb, ldb, k, c + column, ldc);
   }
-  for (; column < n; ++column) dot_columns<4, 1>(m, a, lda, b + column * ldb, ldb, k, c + column, ldc);
-}
-
-/// a · b.
-inline float dot(float const* a, float const* b, std::int64_t n) {
-  float sum = 0;
-  dot_tile<1, 1>(a, n, b, n, n, &sum, 1);
-  return sum;
+  for (; column < n; ++column) {
+    if (m >= 4) {
+      dot_columns<4, 1>(m, a, lda, b + column * ldb, ldb, k, c + column, ldc);
+    } else {
+      for (std::int64_t row = 0; row < m; ++row) c[row * ldc + column] = dot(a + row * lda, b + column * ldb, k);
+    }
+  }
 }
 
 /// Columns per task: few enough that the widened weights stay in a core's cache, at least 16.
