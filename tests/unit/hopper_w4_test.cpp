@@ -199,6 +199,9 @@ TEST(HopperW4, OneTokensKernelTakesLayersThatFillTheDevice) {
       EXPECT_LE(plan.bytes, hopper::kSharedMemoryLimit - 4096);
       EXPECT_EQ(plan.buffers_at % 128, 0);
     }
+    EXPECT_TRUE(choose_w4_tuning({128, 2880, 2880, 4}, scheme, 1).one_token);
+    EXPECT_FALSE(choose_w4_tuning({128, 2880, 2880, 4}, scheme, 2).one_token);
+    EXPECT_FALSE(choose_w4_tuning({384, 7168, 2048, 8}, scheme, 1).one_token) << "so many weights are faster in the layer kernel";
     EXPECT_EQ(plan_token({8, 256, 192, 2}, scheme, 132).warps, 0) << "a pair of bricks would be shared by more than 16 blocks";
     EXPECT_EQ(plan_token({128, 2880, 2880, 4}, scheme, 3).warps, 0) << "a warp would touch more than two pairs";
     EXPECT_EQ(plan_token({128, 2880, 2880, 33}, scheme, 132).warps, 0) << "a slot for each lane at most";
