@@ -13,7 +13,7 @@
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/compositions.hpp"
-#include "examples/moe/judge.hpp"
+#include "examples/moe/rule_check.hpp"
 #include "moe/core/error.hpp"
 
 namespace moe_tool {
@@ -52,7 +52,7 @@ Names parse(std::string const& composition) {
 }
 
 /// The row of `moe list compositions`, with the router, of a composition that breaks no rule.
-CompositionRow row_of(Names const& n, Judgement const& j) {
+CompositionRow row_of(Names const& n, RuleCheck const& j) {
   for (CompositionRow const& row : compositions()) {
     if (row.quantization == n[2] && row.backend == n[3] && row.experts == n[4] && row.space == j.space && row.experts_space == j.space) {
       CompositionRow found = row;
@@ -68,7 +68,7 @@ CompositionRow row_of(Names const& n, Judgement const& j) {
 }
 
 /// A run-time router and a caller route as any model does; every other router is another choice than the model's.
-std::string note(Names const& n, Judgement const& j) {
+std::string note(Names const& n, RuleCheck const& j) {
   bool const own = n[0] == "dynamic" || n[1] == j.router || n[1] == "any" || n[1] == "external" || j.router == "any";
   return own ? std::string{} : text(n[0], " routes with ", j.router, ", not with ", n[1]);
 }
@@ -76,27 +76,27 @@ std::string note(Names const& n, Judgement const& j) {
 /// Prints what is said of one composition. How many rules it breaks.
 std::size_t print(std::string const& composition, CheckOptions const& o) {
   Names names;
-  Judgement judgement;
+  RuleCheck checked;
   try {
     names = parse(composition);
-    judgement = judge(names);
+    checked = check_rules(names);
   } catch (Error const& e) {
     throw CLI::ValidationError("check", e.message());
   }
-  std::vector<Rule> const& broken = judgement.broken;
+  std::vector<Rule> const& broken = checked.broken;
   std::string_view answer = "no";
   std::string why;
   if (broken.empty()) {
-    CompositionRow const row = row_of(names, judgement);
+    CompositionRow const row = row_of(names, checked);
     answer = row.answer();
     why = row.why();
   }
-  std::string const remark = note(names, judgement);
+  std::string const remark = note(names, checked);
   if (o.json) {
     nlohmann::json rules = nlohmann::json::array();
     for (Rule const& rule : broken) rules.push_back({{"rule", rule.name}, {"why", rule.sentence}});
     nlohmann::json const out{{"answer", answer},    {"config", names[0]},  {"router", names[1]}, {"quantization", names[2]},
-                             {"backend", names[3]}, {"experts", names[4]}, {"rules", rules},     {"space", judgement.space},
+                             {"backend", names[3]}, {"experts", names[4]}, {"rules", rules},     {"space", checked.space},
                              {"why", why},          {"note", remark}};
     fmt::print("{}\n", out.dump());
   } else {

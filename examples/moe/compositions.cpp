@@ -10,8 +10,8 @@
 
 #include "examples/moe/cuda/instances.hpp"
 #include "examples/moe/job.hpp"
-#include "examples/moe/judge.hpp"
 #include "examples/moe/policy_lists.hpp"
+#include "examples/moe/rule_check.hpp"
 #include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
 
@@ -221,7 +221,7 @@ std::string CompositionRow::why() const {
 
 CompositionRow with_router(CompositionRow row, std::string const& router) {
   if (row.refused != nullptr) return row;
-  Judgement const j = judge({"dynamic", router, std::string(row.quantization), std::string(row.backend), std::string(row.experts)});
+  RuleCheck const j = check_rules({"dynamic", router, std::string(row.quantization), std::string(row.backend), std::string(row.experts)});
   if (!j.broken.empty()) row.refused = j.broken.front().sentence;
   row.condition = j.condition;
   return row;

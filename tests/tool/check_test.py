@@ -80,12 +80,12 @@ for router in [line.split()[0] for line in moe("list", "routers", ranks=0).stdou
             if "different memory spaces" not in row["why"]]
     names = [f"dynamic, {router}, {row['quantization']}, {row['backend']}, {row['experts']}" for row in rows]
     run = moe("check", "--json", *names, ranks=0)
-    judged = [json.loads(line) for line in run.stdout.splitlines()]
+    checked = [json.loads(line) for line in run.stdout.splitlines()]
     refused = sum(row["answer"] == "no" for row in rows)
     expect(run.returncode == (1 if refused else 0), f"{router}: {run.returncode}, {run.stderr}")
     expect(not refused or f"{refused} of {len(rows)} compositions break rules" in run.stderr, f"{router}: {run.stderr}")
-    expect(len(judged) == len(rows) > 1000, f"{router}: {len(judged)} lines for {len(rows)} rows")
-    for name, row, got in zip(names, rows, judged):
+    expect(len(checked) == len(rows) > 1000, f"{router}: {len(checked)} lines for {len(rows)} rows")
+    for name, row, got in zip(names, rows, checked):
         why = got["rules"][0]["why"] if got["rules"] else got["why"]
         expect((got["answer"], why, got["space"]) == (row["answer"], row["why"], row["space"]), f"{name}: check {got}, list {row}")
         compared += 1

@@ -16,7 +16,7 @@ CODES = {"F32": "f", "F64": "d", "I64": "q", "I32": "i", "I8": "b", "U8": "B"}
 NO_GPU = "moe: E_UNSUPPORTED: --device cuda: this machine has no usable GPU; use --device host"
 NO_NCCL = ("not in this program: it was built without NCCL; install NCCL (nccl.h and libnccl, where the CUDA toolkit is) and configure "
            "again with MOE_NCCL=ON")
-NO_CUDA = "not in this program: it was built without CUDA; build the cuda preset (MOE_CUDA=ON), or use --device host"
+NO_CUDA = "not in this program: it was built without CUDA; build the cuda preset (MOE_CUDA=ON)"
 NOT_HOPPER = "moe: E_UNSUPPORTED: hopper experts: they are built for compute capability 9.0 (sm_90a), device "  # and which it is
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Where there is no GPU: see empty_cublas.py.

@@ -37,7 +37,7 @@ inline constexpr std::array<bool, 3> kHas{kHasCuda && kHasCublas, kHasCuda && kH
 /// How to build this program with a composition.
 inline char const* what_builds() {
   if (!kHasCuda) {
-    return "it was built without CUDA; build the cuda preset (MOE_CUDA=ON), or use --device host";
+    return "it was built without CUDA; build the cuda preset (MOE_CUDA=ON)";
   }
   return !kHasCublas ? "it was built without cuBLAS; install cuBLAS (where the CUDA toolkit is) and configure again"
                      : "it was built without NCCL; install NCCL (nccl.h and libnccl, where the CUDA toolkit is) and configure again with "

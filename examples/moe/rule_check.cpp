@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/judge.cpp: the rules of core/contract/check.hpp over names, from tables of what they say of the registry's policies.
-#include "examples/moe/judge.hpp"
+// examples/moe/rule_check.cpp: the rules of core/contract/check.hpp over names, from tables of what they say of the registry's policies.
+#include "examples/moe/rule_check.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -184,7 +184,7 @@ constexpr Rule rule() {
 
 }  // namespace
 
-Judgement judge(Names const& n) {
+RuleCheck check_rules(Names const& n) {
   check_names(n);
   Config const& config = *std::find_if(kConfigs.begin(), kConfigs.end(), [&](Config const& c) { return c.name == n[0]; });
   std::size_t const router = place_of<Routers>(n[1]);

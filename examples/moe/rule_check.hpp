@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/judge.hpp: every rule that a composition breaks, by the names of its policies.
+// examples/moe/rule_check.hpp: every rule that a composition breaks, by the names of its policies.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct Rule {
   char const* name;
   char const* sentence;
 };
-struct Judgement {
+struct RuleCheck {
   std::vector<Rule> broken;    ///< in the order in which a compiler would report them
   std::string_view space;      ///< of the experts; the backend is the one of that name in this space, if there is one
   std::string_view router;     ///< the model's own; "any" of run-time dimensions
@@ -25,6 +25,6 @@ struct Judgement {
 };
 
 /// E_CONFIG for a name that its position does not take.
-Judgement judge(Names const& names);
+RuleCheck check_rules(Names const& names);
 
 }  // namespace moe_tool
