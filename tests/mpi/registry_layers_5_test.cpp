@@ -4,5 +4,5 @@
 
 namespace {
 [[maybe_unused]] bool const registered =
-    moe_test::register_compositions(moe::registry::further_quantizations, moe::registry::sample_backends, 60, __FILE__, __LINE__);
+    moe_test::register_compositions(moe::registry::further_quantizations, moe::registry::sample_backends, 64, __FILE__, __LINE__);
 }
