@@ -79,7 +79,7 @@ std::size_t print(std::string const& composition, CheckOptions const& o) {
   RuleCheck checked;
   try {
     names = parse(composition);
-    checked = check_rules(names);
+    checked = check_composition(names);
   } catch (Error const& e) {
     throw CLI::ValidationError("check", e.message());
   }

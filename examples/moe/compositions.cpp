@@ -221,7 +221,8 @@ std::string CompositionRow::why() const {
 
 CompositionRow with_router(CompositionRow row, std::string const& router) {
   if (row.refused != nullptr) return row;
-  RuleCheck const j = check_rules({"dynamic", router, std::string(row.quantization), std::string(row.backend), std::string(row.experts)});
+  RuleCheck const j =
+      check_composition({"dynamic", router, std::string(row.quantization), std::string(row.backend), std::string(row.experts)});
   if (!j.broken.empty()) row.refused = j.broken.front().sentence;
   row.condition = j.condition;
   return row;

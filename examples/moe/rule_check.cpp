@@ -184,7 +184,7 @@ constexpr Rule rule() {
 
 }  // namespace
 
-RuleCheck check_rules(Names const& n) {
+RuleCheck check_composition(Names const& n) {
   check_names(n);
   Config const& config = *std::find_if(kConfigs.begin(), kConfigs.end(), [&](Config const& c) { return c.name == n[0]; });
   std::size_t const router = place_of<Routers>(n[1]);

@@ -25,6 +25,6 @@ struct RuleCheck {
 };
 
 /// E_CONFIG for a name that its position does not take.
-RuleCheck check_rules(Names const& names);
+RuleCheck check_composition(Names const& names);
 
 }  // namespace moe_tool
