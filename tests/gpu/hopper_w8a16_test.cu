@@ -174,7 +174,7 @@ TEST(HopperW8A16Refuses, ScalesAndCodesThatAreNotFinite) {
             "hopper_w8a16: w2 in mxfp8: scale 7 of expert 0 is byte 247, at most 246 gives finite weights");
 }
 
-// Q22 of mxfp8: powers of two near the ends of their range, subnormal codes among them.
+// Powers of two far from 1, subnormal codes among them; those of 2^100 need a power of two of the expert.
 TEST(HopperW8A16Mxfp8, ExtremeScales) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   for (int exponent : {-100, -60, 0, 60, 100}) {

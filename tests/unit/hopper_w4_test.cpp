@@ -169,6 +169,24 @@ TEST(HopperW4, Int4ScalesBelowTheirRowsLargestAreRoundedThenZero) {
   EXPECT_EQ(larger_scale(5, 0x80000007u), 7) << "without its sign";
 }
 
+// Every code of e4m3 that is a number, in each place of a word.
+TEST(HopperW4, E4m3CodesBecomeBf16) {
+  static_assert(hopper::kE4m3Multiplier == 0x7B807B80u, "2^120, twice");
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    if ((code & 0x7F) == 0x7F) continue;
+    float const value = quantization::decode_e4m3(static_cast<std::uint8_t>(code));
+    std::uint32_t const other = (code * 37 + 11) & 0x7D;
+    for (int f = 0; f < 2; ++f) {
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t registers[2] = {other | other << 8, other | other << 8};
+        registers[f] = half == 0 ? code | other << 8 : other | code << 8;
+        std::uint32_t const found = hopper::e4m3_values(hopper::pack_bytes(registers), f) >> (16 * half) & 0xFFFFu;
+        EXPECT_EQ(std::ldexp(std::bit_cast<float>(found << 16), 120), value) << code << ", register " << f << ", half " << half;
+      }
+    }
+  }
+}
+
 TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
   for (hopper::LocalShape const& s :
        {hopper::LocalShape{32, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8}, hopper::LocalShape{1, 64, 64, 1}}) {
@@ -191,7 +209,8 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
 
 TEST(HopperW4, OneTokensKernelTakesLayersThatFillTheDevice) {
   using hopper::w4::plan_token;
-  for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_32_zero, W4Scheme::mxfp4, W4Scheme::nvfp4, W4Scheme::int8, W4Scheme::mxfp8}) {
+  for (W4Scheme scheme :
+       {W4Scheme::int4, W4Scheme::int4_32_zero, W4Scheme::mxfp4, W4Scheme::nvfp4, W4Scheme::int8, W4Scheme::fp8, W4Scheme::mxfp8}) {
     for (hopper::LocalShape const& s : {hopper::LocalShape{128, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8},
                                         hopper::LocalShape{128, 2048, 768, 8}, hopper::LocalShape{8, 4096, 14336, 2}}) {
       auto const plan = plan_token(s, scheme, 132);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/common/host_products.hpp: float32 inner products on the host. Every sum has 16 partial sums and one order, however many rows and
-// columns a call has, so that an output does not depend on what is computed beside it.
+// experts/common/host_products.hpp: float32 inner products on the host. Every sum has 16 partial sums and one order, so that the bits of a
+// product do not depend on the rows and columns beside it.
 #pragma once
 
 #include <algorithm>

@@ -34,7 +34,9 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   static constexpr char const* kName = Storages::kName;
   struct Params {
     int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
-    int workers = 0;         ///< multiprocessors to use at most, so that other kernels can run at the same time; 0: all
+    /// Multiprocessors to use at most, so that other kernels can run at the same time; 0: all. One token may run in a kernel whose thread
+    /// blocks wait for each other. Two such calls at the same time, on two streams, need workers that fit on the device together.
+    int workers = 0;
     /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
     std::shared_ptr<hopper::SharedWorkspace> workspace{};
   };

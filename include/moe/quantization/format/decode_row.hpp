@@ -11,7 +11,7 @@
 
 namespace moe::quantization::detail {
 
-/// Without shifts by another count for each lane, 4-bit codes are read from a table.
+/// Whether a vector instruction shifts each lane by its own count. Where it does not, 4-bit codes are read from a table.
 #if defined(__AVX2__) || defined(__aarch64__)
 inline constexpr bool kLaneShifts = true;
 #else

@@ -2,8 +2,8 @@
 // experts/hopper/common/arriving_rows.cuh: rows of codes that are still coming from other ranks, copied into the sorted order expert by
 // expert while the products of the experts before run.
 //
-// A warp that copies waits for the sort, whose CTAs were placed before its own, and for rows, which kernels bring that run already. It
-// never waits for the products, so whoever waits for its copies gets them.
+// A warp that copies waits for the sort, whose CTAs were placed before its own, and for rows that kernels already running bring. It never
+// waits for the products, so their waits for its copies end.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace moe::hopper {
 
-/// Clusters of the aligning kernel that copy arriving rows. They hold their multiprocessors until the last row has come, so the products
-/// get the others: two clusters copy about as fast as links deliver.
+/// Clusters of the aligning kernel that copy arriving rows. They hold their multiprocessors until the last row has come, and the products
+/// get the others.
 inline constexpr int kArrivingClusters = 2;
 
 namespace detail {

@@ -100,7 +100,7 @@ static __global__ void find_nan_code(std::uint8_t const* codes, long long count,
     if ((codes[i] & 0x7F) == 0x7F) atomicMin(first, static_cast<unsigned long long>(i));
   }
 }
-/// E_UNSUPPORTED for the first code that is not a number: in registers it would become one.
+/// E_UNSUPPORTED for the first code that is not a number: converted in registers it would be 480 or -480.
 template <W4Scheme S>
   requires(is_e4m3(S))
 inline void check_codes(char const* policy, LocalShape const& shape, W4Weights const& weights, long long rows13,

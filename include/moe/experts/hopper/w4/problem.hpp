@@ -251,7 +251,7 @@ constexpr W4Tuning choose_w4_tuning(LocalShape const& shape, W4Scheme scheme, in
   int const medium = medium_rows(scheme);
   // gpt-oss-120b, mxfp4, 8 rows an expert: tiles of 16 take 547 us, of 64 614 us; kimi-k2, int4, 5 rows: 16 2732 us, 32 2928 us, 80 3962
   // us, 21 rows: 16 5257 us, 32 4174 us, 80 4316 us.
-  // One token of 352 million weights (kimi-k2) takes 74.4 us in its kernel and 71.2 in the layer kernel, of 100 million (gpt-oss-120b) 26.9
+  // One token of 352 million weights (kimi-k2) takes 74.5 us in its kernel and 71.2 in the layer kernel, of 100 million (gpt-oss-120b) 26.9
   // and 35.5: docs/log/w4.md.
   constexpr std::int64_t kMostWeights = 200'000'000;
   t.one_token = max_tokens == 1 && std::int64_t{3} * shape.topk * shape.hidden * shape.intermediate <= kMostWeights;

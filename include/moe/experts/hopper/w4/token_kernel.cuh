@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/token_kernel.cuh: the whole layer of packed weights for one token in one kernel. Every multiprocessor has an
-// equal part of either product, cut between bricks and not between matrices, and every warp loads its own bricks, also during the one
-// grid-wide step between the products, so that memory never idles.
+// experts/hopper/w4/token_kernel.cuh: the whole layer of packed weights for one token in one kernel. Every multiprocessor has an equal part
+// of either product, cut between bricks and not between matrices. Every warp loads its own bricks, also during the one grid-wide step
+// between the products, so that loads go on through it.
 //
 // All warps have the same role: a warp multiplies its units of the first product, then those of the second. A warp waits for the copies of
 // its bricks, all threads of a block for x, all blocks for each other once, between the products. Sums that several blocks share are added
-// in the order of the blocks, so the bits do not depend on who is first: those of the first product by whoever reads them, those of the
-// second by the last block to arrive.
+// in the order of the blocks, so the bits do not depend on which block is first. Every block that needs sums of the first product adds them
+// itself; the last block to arrive adds those of the second.
 #pragma once
 
 #include <cuda_bf16.h>

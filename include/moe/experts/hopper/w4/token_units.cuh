@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/token_units.cuh: the units of the one-token kernel of packed weights (plan.hpp): those of a thread block and of a warp,
-// the loads of their bricks, and their products.
+// experts/hopper/w4/token_units.cuh: the units of the one-token kernel of packed weights (token_plan.hpp): those of a thread block and of a
+// warp, the loads of their bricks, and their products.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moe::hopper::w4 {
 
-/// Units or blocks of units, [begin, end).
+/// Units or runs, [begin, end).
 struct Range {
   int begin;
   int end;
@@ -53,10 +53,16 @@ struct TokenUnits {
         per_step{1.0F / static_cast<float>(steps[0]), 1.0F / static_cast<float>(steps[1])},
         per_inner{1.0F / static_cast<float>(pairs[0]), 1.0F / static_cast<float>(slots)} {}
 
-  /// The units of thread block `block` of `blocks`.
-  __device__ Range of_block(int phase, int block, int blocks) const { return Range{0, one_of(units, phase)}.part(block, blocks); }
+  /// The units of thread block `block` of `blocks`. Of fewer units than blocks the first blocks have one each, so that no block between two
+  /// that share a run is without units.
+  __device__ Range of_block(int phase, int block, int blocks) const {
+    int const parts = min(blocks, one_of(units, phase));
+    return block < parts ? Range{0, one_of(units, phase)}.part(block, parts) : Range{0, 0};
+  }
   /// The thread block that has a unit.
-  __device__ int block_of(int phase, int unit, int blocks) const { return ((unit + 1) * blocks - 1) / one_of(units, phase); }
+  __device__ int block_of(int phase, int unit, int blocks) const {
+    return ((unit + 1) * min(blocks, one_of(units, phase)) - 1) / one_of(units, phase);
+  }
   /// The runs that units touch.
   __device__ Range runs_of(int phase, Range const& of) const {
     int const length = one_of(run, phase);
