@@ -45,7 +45,7 @@ std::string load_chart(std::vector<std::int64_t> const& load) {
   return out;
 }
 
-std::string joined(std::vector<std::int64_t> const& values) {
+std::string joined_counts(std::vector<std::int64_t> const& values) {
   return values | ranges::views::transform([](std::int64_t v) { return std::to_string(v); }) | ranges::views::join(' ') |
          ranges::to<std::string>;
 }
@@ -97,14 +97,14 @@ std::string as_text(Report const& r) {
   if (r.dual_batch != "off") {
     out += fmt::format("dual batch    {} of {} passes in two halves; {}\n", r.passes_in_halves, r.passes, r.dual_batch);
   }
-  out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined(r.group_tokens));
+  out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined_counts(r.group_tokens));
   if (r.routes_inside) {
     out += "load          not known: the experts route inside\n";
   } else {
     out += fmt::format("load          slots per expert, largest / mean = {:.2f}\n{}", imbalance(r.load), load_chart(r.load));
   }
   if (r.rank_load.size() > 1) {
-    out += fmt::format("              slots per rank: {}, largest / mean = {:.2f}\n", joined(r.rank_load), imbalance(r.rank_load));
+    out += fmt::format("              slots per rank: {}, largest / mean = {:.2f}\n", joined_counts(r.rank_load), imbalance(r.rank_load));
   }
   out += "time          ";
   for (auto const& [phase, seconds] : phases(r)) out += fmt::format("{} {:.3f} ms | ", phase, seconds * 1e3);
