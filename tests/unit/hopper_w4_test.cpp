@@ -15,6 +15,7 @@
 #include "moe/experts/hopper/w4/a8/codes.hpp"
 #include "moe/experts/hopper/w4/codes.hpp"
 #include "moe/experts/hopper/w4/row_factors.hpp"
+#include "moe/experts/hopper/w4/token_plan.hpp"
 #include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
