@@ -33,10 +33,10 @@ void expect_values(Codec const& codec, std::int64_t n, int row, typename Codec::
   auto const codes = row_of<Codec>(n, row);
   auto const factor = codec.factor(scale);
   std::vector<float> shifted(static_cast<std::size_t>(n)), looked_up(shifted);
-  detail::decode_nibbles<true>(codec, codes.data(), factor, n, shifted.data());
-  detail::decode_nibbles<false>(codec, codes.data(), factor, n, looked_up.data());
+  quantization::detail::decode_nibbles<true>(codec, codes.data(), factor, n, shifted.data());
+  quantization::detail::decode_nibbles<false>(codec, codes.data(), factor, n, looked_up.data());
   for (std::int64_t c = 0; c < n; ++c) {
-    float const want = codec.decode(detail::load_code<Codec>(codes.data(), c), factor);
+    float const want = codec.decode(quantization::detail::load_code<Codec>(codes.data(), c), factor);
     ASSERT_TRUE(same(shifted[static_cast<std::size_t>(c)], want)) << "column " << c << " of " << n << ", row " << row;
     ASSERT_TRUE(same(looked_up[static_cast<std::size_t>(c)], want)) << "column " << c << " of " << n << ", row " << row;
   }
@@ -71,9 +71,10 @@ template <class Codec, class Scale>
 void expect_row(Codec const& codec, std::int64_t cols, std::int64_t group, std::vector<Scale> const& scales) {
   auto const codes = row_of<Codec>(cols, 3);
   std::vector<float> row(static_cast<std::size_t>(cols));
-  detail::dequantize_block_row(codec, codes.data(), scales.data(), cols, group, row.data());
+  quantization::detail::dequantize_block_row(codec, codes.data(), scales.data(), cols, group, row.data());
   for (std::int64_t c = 0; c < cols; ++c) {
-    float const want = codec.decode(detail::load_code<Codec>(codes.data(), c), codec.factor(scales[static_cast<std::size_t>(c / group)]));
+    float const want =
+        codec.decode(quantization::detail::load_code<Codec>(codes.data(), c), codec.factor(scales[static_cast<std::size_t>(c / group)]));
     ASSERT_TRUE(same(row[static_cast<std::size_t>(c)], want)) << "column " << c << " of " << cols << ", groups of " << group;
   }
 }
