@@ -36,13 +36,14 @@ std::string type_name() {
 
 /// The base name of the file that defines a policy: the policy's name, except for variants that share a file.
 inline std::string_view file_of(std::string_view policy) {
-  constexpr std::array<std::array<std::string_view, 2>, 8> kShared{{{"low_latency_rank_major", "low_latency"},
+  constexpr std::array<std::array<std::string_view, 2>, 9> kShared{{{"low_latency_rank_major", "low_latency"},
                                                                     {"monolithic", "monolithic"},
                                                                     {"any", "any_router"},
                                                                     {"zero_expert", "zero_expert"},
                                                                     {"int4_group", "int4_group128"},
                                                                     {"w4a8", "w4a8"},
                                                                     {"mxfp4_w4a", "mxfp4"},
+                                                                    {"mxfp8_w8a16", "mxfp8"},
                                                                     {"nvfp4_w4a16", "nvfp4"}}};
   if (policy.starts_with("int4_group") && policy.ends_with("_fp8")) {
     return "int4_fp8";
