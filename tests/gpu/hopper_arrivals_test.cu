@@ -238,6 +238,37 @@ class HopperArrivals : public testing::TestWithParam<Scheme> {
     }
   }
 
+  /// A layer, and a call of it whose rows are all there: `want` is its output. Later calls may wait for their rows.
+  struct LateCall {
+    static constexpr LocalShape kShape{8, 1024, 256, 2};
+    static constexpr int kTokens = 400;
+    Tuning tuning;
+    cudaStream_t stream;
+    Problem const problem;
+    Delivery delivery;
+    ContiguousLayer const layer;
+    TypedMemory<char> const workspace, out;
+    LayerCall call;
+    std::vector<char> want;
+
+    LateCall(Tuning const& tuning_, cudaStream_t stream_, std::uint64_t seed)
+        : tuning(tuning_),
+          stream(stream_),
+          problem(kShape, GetParam(), kTokens, Pattern::random, seed, features()),
+          delivery(problem),
+          layer(kShape, GetParam(), problem.layer_weights()),
+          workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens))),
+          out(static_cast<std::size_t>(kTokens) * kShape.hidden * 2),
+          call(problem.call(out.data())) {
+      delivery.reset(kTokens);
+      delivery.deliver_before();
+      forward();
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      want = out.download();
+    }
+    void forward() const { layer.forward(call, tuning, workspace.data(), stream); }
+  };
+
   cudaStream_t stream_ = nullptr;
 };
 
@@ -266,68 +297,44 @@ TEST_P(HopperArrivals, FewOfTheRowsThatFit) {
 }
 
 TEST_P(HopperArrivals, ACapturedCallWaitsAtEveryReplay) {
-  constexpr LocalShape kShape{8, 1024, 256, 2};
-  constexpr int kTokens = 400;
   for (Tuning const& tuning : tunings()) {
-    Problem const problem(kShape, GetParam(), kTokens, Pattern::random, 9, features());
-    Delivery delivery(problem);
-    ContiguousLayer const layer(kShape, GetParam(), problem.layer_weights());
-    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens)));
-    TypedMemory<char> const out(static_cast<std::size_t>(kTokens) * kShape.hidden * 2);
-    LayerCall call = problem.call(out.data());
-    delivery.reset(kTokens);
-    delivery.deliver_before();
-    layer.forward(call, tuning, workspace.data(), stream_);
-    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    std::vector<char> const want = out.download();
-    auto const arrivals = delivery.arrivals(kLong);
-    call.arrivals = &arrivals;
-    moe::CudaGraph const graph(stream_, [&] { layer.forward(call, tuning, workspace.data(), stream_); });
+    LateCall late(tuning, stream_, 9);
+    auto const arrivals = late.delivery.arrivals(kLong);
+    late.call.arrivals = &arrivals;
+    moe::CudaGraph const graph(stream_, [&] { late.forward(); });
     for (Order order : {Order::descending, Order::ascending}) {
-      delivery.reset(kTokens);
-      out.fill_bytes(0xFF);
+      late.delivery.reset(LateCall::kTokens);
+      late.out.fill_bytes(0xFF);
       graph.launch(stream_);
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      delivery.deliver(order);
+      late.delivery.deliver(order);
       ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-      EXPECT_TRUE(want == out.download()) << tuning;
-      EXPECT_EQ(delivery.failure().code, 0U);
+      EXPECT_TRUE(late.want == late.out.download()) << tuning;
+      EXPECT_EQ(late.delivery.failure().code, 0U);
     }
   }
 }
 
 TEST_P(HopperArrivals, RowsThatNeverComeEndByTheDeadline) {
-  constexpr LocalShape kShape{8, 1024, 256, 2};
-  constexpr int kTokens = 400;
   for (Tuning const& tuning : tunings()) {
-    Problem const problem(kShape, GetParam(), kTokens, Pattern::random, 3, features());
-    Delivery delivery(problem);
-    ContiguousLayer const layer(kShape, GetParam(), problem.layer_weights());
-    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens)));
-    TypedMemory<char> const out(static_cast<std::size_t>(kTokens) * kShape.hidden * 2);
-    LayerCall call = problem.call(out.data());
-    delivery.reset(kTokens);
-    delivery.deliver_before();
-    layer.forward(call, tuning, workspace.data(), stream_);
-    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    std::vector<char> const want = out.download();
+    LateCall late(tuning, stream_, 3);
 
-    delivery.reset(kTokens);
+    late.delivery.reset(LateCall::kTokens);
     constexpr int kMissing = 5;
-    ASSERT_GT(delivery.rows_from(kRanks - 1, kMissing), 0);
-    auto const arrivals = delivery.arrivals(300'000'000ULL);
-    call.arrivals = &arrivals;
-    layer.forward(call, tuning, workspace.data(), stream_);
-    delivery.deliver(Order::ascending, kMissing);
+    ASSERT_GT(late.delivery.rows_from(kRanks - 1, kMissing), 0);
+    auto const arrivals = late.delivery.arrivals(300'000'000ULL);
+    late.call.arrivals = &arrivals;
+    late.forward();
+    late.delivery.deliver(Order::ascending, kMissing);
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    EXPECT_EQ(delivery.failure().code, 1U + static_cast<std::uint32_t>(moe::ErrorCode::timeout));
-    EXPECT_EQ(delivery.failure().peer, kRanks - 1);
+    EXPECT_EQ(late.delivery.failure().code, 1U + static_cast<std::uint32_t>(moe::ErrorCode::timeout));
+    EXPECT_EQ(late.delivery.failure().peer, kRanks - 1);
 
-    delivery.reset(kTokens);
-    layer.forward(call, tuning, workspace.data(), stream_);
-    delivery.deliver(Order::ascending);
+    late.delivery.reset(LateCall::kTokens);
+    late.forward();
+    late.delivery.deliver(Order::ascending);
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    EXPECT_TRUE(want == out.download()) << "after a failure, " << tuning;
+    EXPECT_TRUE(late.want == late.out.download()) << "after a failure, " << tuning;
   }
 }
 
