@@ -283,6 +283,26 @@ TEST(PackedWeights, WrongValuesAreNamed) {
   expect_refusal(ErrorCode::argument, "dtype BF16, expected an integer type", t, kInt4);
 }
 
+/// Finite scales under which the largest code is not: refused by the scale's tensor, whatever the codes are.
+TEST(PackedWeights, ScalesUnderWhichWeightsAreInfiniteAreRefused) {
+  json const int8_rows = compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
+  auto const refused = [](Make make, json const& q, std::string const& scale, Stored value, std::string const& why) {
+    Tensors t = experts(make);
+    t[kGate1 + scale] = std::move(value);
+    expect_refusal(ErrorCode::argument, "'" + kGate1 + scale + "' in '", t, q);
+    expect_refusal(ErrorCode::argument, why, t, q);
+  };
+  refused(gptq, kGptq, ".scales", numbers<float>({kH / 32, kI}, 3e37F), "scale 0 is out of range: 3e+37 times 15 is not finite");
+  refused(awq, kAwq, ".scales", numbers<float>({kH / 32, kI}, -3e37F), "scale 0 is out of range: -3e+37 times 15 is not finite");
+  refused(packed, kInt4, ".weight_scale", numbers<float>({kI, kH / 32}, 3e37F), "scale 0 is out of range: 3e+37 times 15 is not finite");
+  refused(int8, int8_rows, ".weight_scale", numbers<float>({kI, 1}, 3e36F), "scale 0 is out of range: 3e+36 times 128 is not finite");
+  refused(mxfp4_v4, kV4, ".scale", filled(FileDType::f8_e8m0, {kI, kH / 32}, 253), "exponent 253 in row 0 is out of range, at most 252");
+  refused(nvfp4, kNvfp4, ".weight_global_scale", numbers<float>({1}, 1e-37F), "2688 times it finite");
+  Tensors t = experts(mxfp4_v4);
+  t[kGate1 + ".scale"] = filled(FileDType::f8_e8m0, {kI, kH / 32}, 252);
+  EXPECT_NO_THROW(Checkpoint(t, kV4).load());
+}
+
 TEST(PackedWeights, TheLastGroupSizesAndWidthsAreRefusedByName) {
   // Groups that no packing has, found in the tensors themselves.
   Tensors t = experts(packed);
@@ -398,7 +418,11 @@ TEST(PackedWeights, FusedErrorsAreNamed) {
   expect_refusal(ErrorCode::unsupported, "fused weights of dtype U8 cannot be read", fused(false, "_scale", {1}, {1}, FileDType::u8), {});
   expect_refusal(ErrorCode::config, "holds float8, but quantization_config (gptq) announces int4 in groups of 32",
                  fused(false, "_scale", {1}, {1}), kGptq);
-  Tensors t = fused(false, "_scale", {1}, {1});
+  Tensors t = fused(false, "_scale", {kE, 1, 1}, {kE, 1, 1});
+  t[kRoot + "experts.down_proj_scale"] = list<float>({kE, 1, 1}, {1.0F, 1.0F, 1e36F});
+  expect_refusal(ErrorCode::argument, "down_proj_scale' in '", t, {});
+  expect_refusal(ErrorCode::argument, "scale 2 is out of range: 1e+36 times 448 is not finite", t, {});
+  t = fused(false, "_scale", {1}, {1});
   t[kRoot + "experts.gate_up_proj"].bytes[70] = std::byte{0xFF};
   expect_refusal(ErrorCode::argument, "NaN code at row 1, column 6", t, {});
 }

@@ -31,6 +31,8 @@ auto naming(StoredTensor const& t, F&& f) {
   }
 }
 
+/// Packed codes of 4 or 8 bits, from which a zero point is subtracted.
+constexpr DType integer_type(int bits) { return bits == 4 ? DType::u4 : DType::u8; }
 /// A whole integer tensor.
 inline std::vector<std::int32_t> read_words(StoredTensor const& t) { return t.file->read<std::int32_t>(*t.info); }
 
@@ -108,6 +110,7 @@ inline IntegerMatrix read_qweight(TensorStore const& store, StoredTensor const& 
   }
   auto const words = read_words(w);
   auto const scales = read_scales(s);
+  require_finite_weights(s, scales, integer_type(bits));
   auto const size = static_cast<int>(stated);
   if (!gptq) {
     return {naming(w,
@@ -178,6 +181,7 @@ inline IntegerMatrix read_packed_integers(TensorStore const& store, StoredTensor
   if (found.zero_points) zeros = read_words(*found.zero_points);
   auto const words = read_words(w);
   auto const scales = read_scales(found.scale);
+  require_finite_weights(found.scale, scales, integer_type(found.bits));
   auto unpacked = naming(w, [&] {
     return quantization::read_compressed_tensors(
         {.weight_packed = words, .weight_zero_point = zeros, .weight_scale = scales, .bits = found.bits, .group_size = found.group_size(k)},
@@ -209,11 +213,24 @@ inline void read_mxfp4_rows(StoredTensor const& blocks, StoredTensor const& scal
   std::int64_t const groups = k / 32;
   std::vector<std::uint8_t> exponents(at(rows * groups));
   scales.file->read_bytes(*scales.info, first * groups, rows * groups, exponents.data());
+  constexpr std::uint8_t kLargest = quantization::largest_exponent(DType::e2m1);
   for (std::int64_t g = 0; g < rows * groups; ++g) {
-    if (exponents[at(g)] == 255) throw Error(ErrorCode::argument, one_line(scales.where(), ": NaN scale in row ", first + g / groups));
+    std::uint8_t const exponent = exponents[at(g)];
+    if (exponent == 255) throw Error(ErrorCode::argument, one_line(scales.where(), ": NaN scale in row ", first + g / groups));
+    if (exponent > kLargest) {
+      throw Error(ErrorCode::argument, one_line(scales.where(), ": exponent ", int{exponent}, " in row ", first + g / groups,
+                                                " is out of range, at most ", int{kLargest}));
+    }
   }
   read_e2m1(
       blocks, first * k / 2, rows, k, 32, [&](std::int64_t i, std::int64_t g) { return e8m0_value(exponents[at(i * groups + g)]); }, out);
+}
+
+/// E_ARG, naming the tensor, unless every code of nvfp4 is finite under this global scale, which multiplies.
+inline void require_packable_global(StoredTensor const& g, float global) {
+  if (quantization::is_packable_global(global)) return;
+  throw Error(ErrorCode::argument,
+              one_line(g.where(), ": the global scale ", global, " is out of range: it must be positive, and 2688 times it finite"));
 }
 
 /// 4-bit floats [n, k / 2], U8: nvfp4 with `base.weight_scale` e4m3 [n, k / 16] and either a scale of the tensor that multiplies
@@ -243,7 +260,9 @@ void read_packed_floats(TensorStore const& store, StoredTensor const& w, std::st
   }
   std::vector<float> wide(at(n * k));
   if (nvfp4) {
-    float const global = read_scale(multiplies ? *multiplies : *divides);
+    StoredTensor const& g = multiplies ? *multiplies : *divides;
+    float const global = read_scale(g);
+    require_packable_global(g, multiplies ? global : 1.0F / global);
     std::vector<float> scales = read_scales(s);
     for (float& scale : scales) scale = multiplies ? scale * global : scale / global;
     read_e2m1(w, 0, n, k, 16, [&](std::int64_t i, std::int64_t g) { return scales[at(i * (k / 16) + g)]; }, wide.data());

@@ -17,6 +17,7 @@
 #include "moe/io/checkpoint_quantization.hpp"
 #include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
+#include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::io {
 
@@ -62,6 +63,14 @@ inline float read_scale(StoredTensor const& s) {
   float const scale = read_scales(s)[0];
   if (!(scale > 0.0F)) throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", scale, " is not above 0"));
   return scale;
+}
+
+/// E_ARG, naming the tensor, for the first scale under which the largest code would not be finite. `first`: position of scales[0].
+inline void require_finite_weights(StoredTensor const& s, std::span<float const> scales, DType codes, std::int64_t first = 0) {
+  auto const bad = std::ranges::find_if(scales, [&](float scale) { return !quantization::is_packable(scale, codes); });
+  if (bad == scales.end()) return;
+  throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", first + (bad - scales.begin()), " is out of range: ", *bad, " times ",
+                                            quantization::largest_code(codes), " is not finite"));
 }
 
 /// Scales (or zero points) of a matrix, spread over rows and columns.
@@ -159,12 +168,14 @@ bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string co
   std::int64_t const block_rows = q.block[transposed ? 1 : 0], block_cols = q.block[transposed ? 0 : 1];
   ScaleGrid const grid = read_scale_grid(*scale, m, block_rows, block_cols);
   q.require({!e4m3, 8, grid.group}, m.cols, w.where());
+  auto const z = e4m3 ? std::nullopt : store.find(base + ".weight_zero_point");
+  require_finite_weights(*scale, grid.values, e4m3 ? DType::e4m3 : z ? DType::u8 : DType::i8, grid.first);
   if (e4m3) {
     read_scaled_e4m3(w, m, grid, out);
     return true;
   }
   std::optional<ScaleGrid> zeros;
-  if (auto const z = store.find(base + ".weight_zero_point")) {
+  if (z) {
     if (m.stack > 0) throw Error(ErrorCode::unsupported, one_line(z->where(), ": zero points of fused experts cannot be read"));
     if (z->info->dtype != FileDType::i8 || z->shape() != scale->shape()) {
       throw Error(ErrorCode::argument, one_line(z->where(), ": expected I8 ", scale->info->shape_text(), ", as the scales"));
