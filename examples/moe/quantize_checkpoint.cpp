@@ -187,11 +187,13 @@ class FusedLayer {
     for (int e = 0; e < d.router.num_experts; ++e) {
       std::string const base = moe::text(root_, "experts.", e, '.');
       auto const matrix = [&](char const* name, std::int64_t rows, std::int64_t cols, auto part) {
-        out.push_back({base + name, rows, cols, [this, e, part, base, name, rows, cols] {
-                         auto weight = part(expert(e));
-                         require_finite(weight, {rows, cols}, moe::text("'", base, name, "' of the fused experts"));
-                         return weight;
-                       }});
+        auto const read = [this, e, base, name, rows, cols](auto const& of) {
+          auto weight = of(expert(e));
+          require_finite(weight, {rows, cols}, moe::text("'", base, name, "' of the fused experts"));
+          return weight;
+        };
+        out.push_back({base + name, rows, cols, [read, part] { return read(part); }});
+        return read;
       };
       if (tensor.down) {
         matrix(mixtral_names ? "w2" : "down_proj", h, i, [](Expert const& x) { return x.w2; });
@@ -202,7 +204,10 @@ class FusedLayer {
       };
       bool const gated = d.activation.gated();
       if (gated) matrix(mixtral_names ? "w1" : "gate_proj", i, h, rows(0));
-      matrix(mixtral_names ? "w3" : "up_proj", i, h, rows(gated ? i : 0));
+      auto const read = matrix(mixtral_names ? "w3" : "up_proj", i, h, rows(gated ? i : 0));
+      if (!gated) continue;
+      out.back().other_half = [read, gate = rows(0)] { return read(gate); };
+      out[out.size() - 2].other_half = [read, up = rows(i)] { return read(up); };
     }
     return out;
   }
@@ -257,12 +262,20 @@ class Conversion {
 
   /// The tensors that replace t; empty if t stays unchanged.
   std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
-    if (expert_name(t)) {
-      return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
-                                          auto matrix = file.read<float>(t);
-                                          require_finite(matrix, t.shape, file.where(t));
-                                          return matrix;
-                                        }});
+    if (auto const name = expert_name(t)) {
+      SourceMatrix matrix{base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
+                            auto values = file.read<float>(t);
+                            require_finite(values, t.shape, file.where(t));
+                            return values;
+                          }};
+      if (auto const other = other_half(t, *name)) {
+        matrix.other_half = [other] {
+          auto values = other->file->read<float>(*other->info);
+          require_finite(values, other->shape(), other->where());
+          return values;
+        };
+      }
+      return quantized_linear(scheme_, matrix);
     }
     auto const at = fused_.find(t.name);
     if (at == fused_.end()) return {};
@@ -285,6 +298,16 @@ class Conversion {
 
  private:
   enum class Kind { modules, stack, blocks };
+
+  /// Of a gate the tensor of its up, and of an up that of its gate, where the checkpoint has it.
+  std::optional<moe::io::StoredTensor> other_half(TensorInfo const& t, ExpertName const& name) const {
+    std::string const base = base_of(t.name), before = base.substr(0, base.size() - name.projection.size());
+    for (auto const& names : moe::io::detail::kProjectionNames) {
+      if (names.gate.empty() || (name.projection != names.gate && name.projection != names.up)) continue;
+      if (auto other = store_.find(moe::text(before, name.projection == names.gate ? names.up : names.gate, ".weight"))) return other;
+    }
+    return std::nullopt;
+  }
 
   void plan(SafetensorsFile const& file, TensorInfo const& t) {
     FusedName const* const fused = fused_name(t);

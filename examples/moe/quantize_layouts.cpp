@@ -118,6 +118,22 @@ void fit_scheme(CheckpointScheme& scheme, std::int64_t rows, std::int64_t cols, 
   if (int4) scheme.int4_group = std::min(scheme.int4_group, moe::quantization::effective_group(cols, int4->group));
 }
 
+namespace {
+
+/// nvfp4 of a matrix under the global scale of both halves of w13: kernels multiply them as one matrix.
+QuantizedTensor quantize_half(std::string const& scheme, SourceMatrix const& s) {
+  std::vector<float> w = s.read();
+  if (!s.other_half) return quantize_matrices(scheme, {}, w, 1, s.rows, s.cols);
+  std::vector<float> const other = s.other_half();
+  w.insert(w.end(), other.begin(), other.end());
+  QuantizedTensor both = quantize_matrices(scheme, {}, w, 1, static_cast<std::int64_t>(w.size()) / s.cols, s.cols);
+  both.packed.resize(static_cast<std::size_t>(s.rows * s.cols / 2));
+  both.block_scale.resize(static_cast<std::size_t>(s.rows * s.cols / 16));
+  return both;
+}
+
+}  // namespace
+
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& s) {
   if (auto const int4 = int4_form(scheme.name)) return packed_int4(s, scheme.int4_group, int4->zero_points);
   std::int64_t const rows = s.rows, cols = s.cols;
@@ -133,11 +149,12 @@ std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMa
             {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
   }
   if (is_nvfp4(scheme.name)) {
-    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
-            {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, [=] { return bytes_of(quantized().block_scale); }},
+    auto const half = [name = scheme.name, s] { return quantize_half(name, s); };
+    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(half().packed); }},
+            {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, [=] { return bytes_of(half().block_scale); }},
             // compressed-tensors stores the divisor
             {s.base + ".weight_global_scale", FileDType::f32, {1}, [=] {
-               return bytes_of(std::vector<float>{1.0F / quantized().global_scale.at(0)});
+               return bytes_of(std::vector<float>{1.0F / half().global_scale.at(0)});
              }}};
   }
   char const* const suffix = scheme.name == "fp8_block128" ? ".weight_scale_inv" : ".weight_scale";

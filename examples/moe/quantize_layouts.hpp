@@ -28,6 +28,7 @@ struct SourceMatrix {
   std::string base;
   std::int64_t rows = 0, cols = 0;
   std::function<std::vector<float>()> read;
+  std::function<std::vector<float>()> other_half{};  ///< of gate its up and of up its gate: nvfp4 gives both one global scale
 };
 /// A fused tensor [count, rows, cols] of the source, in its stored layout; read(e) gives matrix e.
 struct SourceStack {
