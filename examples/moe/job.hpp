@@ -13,6 +13,7 @@
 #include "moe/comm/mpi.hpp"
 #include "moe/core/types.hpp"
 #include "moe/eplb/maps.hpp"
+#include "moe/io/expert_loader.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/config.hpp"
@@ -112,8 +113,15 @@ struct JobResult {
   std::size_t layer_bytes = 0;          ///< the layer's buffers
 };
 
-/// The weights of this rank's experts and of the rest of the block. E_ARG also if they make a router logit NaN.
-moe::io::HostLayerWeights<float> load_weights(Job const& job);
+/// The weights of this rank's experts and of the rest of the block. E_ARG also if they make a router logit NaN. `matrices`: as in
+/// LoadOptions.
+moe::io::HostLayerWeights<float> load_weights(Job const& job, bool matrices = true);
+/// Reads the block that the job names.
+moe::io::LayerLoader layer_loader(Job const& job);
+/// [L] the logical experts of this rank, in the order of its slots.
+std::vector<int> local_experts(Job const& job);
+/// Reports how far they are read, on rank 0.
+moe::io::LoadProgress expert_progress(Job const& job);
 
 /// Throws on every rank if `error` is not empty on any: the error text of the first such rank. Collective.
 void agree(moe::comm::Mpi& comm, std::string const& error);

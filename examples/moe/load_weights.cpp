@@ -47,18 +47,30 @@ moe::runner::SharedOutput Job::sharding() const {
   return split ? moe::runner::SharedOutput::partial : moe::runner::SharedOutput::complete;
 }
 
-moe::io::HostLayerWeights<float> load_weights(Job const& job) {
+moe::io::LayerLoader layer_loader(Job const& job) {
+  return job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
+                                   : moe::io::LayerLoader::from_block(*job.store, job.description);
+}
+
+std::vector<int> local_experts(Job const& job) {
+  return job.placement->local_to_physical(job.moe.ep_rank) |
+         ranges::views::transform([&](std::int32_t slot) { return job.placement->logical(slot); }) | ranges::to<std::vector<int>>();
+}
+
+moe::io::LoadProgress expert_progress(Job const& job) {
+  return moe::io::ProgressLine({.what = "loading experts", .shown = job.comm->rank() == 0});
+}
+
+moe::io::HostLayerWeights<float> load_weights(Job const& job, bool matrices) {
   moe::io::LoadOptions load;
-  load.experts = job.placement->local_to_physical(job.moe.ep_rank) |
-                 ranges::views::transform([&](std::int32_t slot) { return job.placement->logical(slot); }) | ranges::to<std::vector<int>>();
+  load.experts = local_experts(job);
+  load.matrices = matrices;
   load.tp_rank = job.moe.moe_tp_rank;
   load.tp_size = job.moe.moe_tp_size;
   bool const split = job.sharding() == moe::runner::SharedOutput::partial;
   load.shared_tp = split ? std::pair<int, int>(job.moe.tp_rank, job.moe.tp_size) : std::pair<int, int>(0, 1);
-  load.progress = moe::io::ProgressLine({.what = "loading experts", .shown = job.comm->rank() == 0});
-  auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
-                                                : moe::io::LayerLoader::from_block(*job.store, job.description);
-  moe::io::HostLayerWeights<float> weights = loader.load<float>(load);
+  load.progress = expert_progress(job);
+  moe::io::HostLayerWeights<float> weights = layer_loader(job).load<float>(load);
   if (job.description.router.selection == moe::routing::Selection::hash_table) check_token_ids(job, weights.vocabulary);
   refuse_nan(moe::models::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
              job.first_row[job.group(job.comm->rank())]);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "examples/moe/job.hpp"
+#include "examples/moe/stored_experts.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/models/block_runner.hpp"
 #include "moe/models/registry.hpp"
@@ -195,22 +196,25 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Parts = std::conditional_t<moe::facts::is_asynchronous<Backend>(), HalvesParts, moe::models::GridBlockParts<float, moe::comm::Mpi>>;
   using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float, Parts>;
   std::optional<Block> block;
+  std::optional<StoredExperts<Quant, typename Layer::Weight>> stored;
   moe::io::HostLayerWeights<float> weights;
   together(*job.comm, [&] {
-    weights = load_weights(job);
+    stored.emplace(job);
+    weights = load_weights(job, !stored->found());
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), weights.intermediate);
   });
   moe::models::BlockRunnerOptions<Parts> options{.parallel = {job.moe, job.tp_group}};
   std::optional<moe::eplb::MapTables<moe::space::host>> tables;
   set_options(job, options, tables);
   together(*job.comm, [&] {
-    block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options);
+    block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options,
+                  stored->template fill<typename Block::Store>());
   });
 
   if constexpr (std::is_same_v<Parts, HalvesParts>) {
     if (job.options.dual_batch == "on") block->runner().decide_dual_batch(true);
   }
-  log_choices(job, moe::runner::description(block->runner()));
+  log_choices(job, with_experts_line<Quant>(moe::runner::description(block->runner()), stored->found()));
   JobResult result;
   result.output.resize(job.hidden.size());
   Ranges nvtx(job);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/packings_test.py: `moe layer` on tiny checkpoints in every packing of released quantised checkpoints. The packing and the
-# expected output are computed here from the formats' descriptions, without the library.
+# tests/tool/packings_test.py: `moe layer` on tiny checkpoints in every packing of released quantised checkpoints, dequantised and in the
+# scheme that the checkpoint stores. The packing and the expected output are computed here from the formats' descriptions, without the
+# library.
 import json
 import math
 import pathlib
@@ -9,7 +10,7 @@ import struct
 import sys
 import tempfile
 
-from tool import in_parallel, layer_problem, raw, write
+from tool import in_parallel, layer_problem, moe, raw, write
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 64, 32, 4, 2, 5
 LAYER = "model.layers.1.mlp."
@@ -159,11 +160,11 @@ def fp8(shape_of, scale_at, suffix=".weight_scale", exponents=False):
     return make
 
 
-def nvfp4(packed_name, global_name, divides):
+def nvfp4(packed_name, global_name, divides, factor_of=lambda name: f32(rng.uniform(.0005, .001))):
     def make(name, rows, cols):
         codes = matrix(rows, cols, lambda i, j: rng.randrange(16))
         blocks = matrix(rows, cols // 16, lambda i, g: rng.randrange(0x40, 0x78))
-        factor = f32(rng.uniform(.0005, .001))
+        factor = factor_of(name)
         stored = f32(1 / factor) if divides else factor
         tensors = {f"{name}{packed_name}": ("U8", [rows, cols // 2], nibbles(codes)),
                    f"{name}.weight_scale": ("F8_E4M3", [rows, cols // 16], bytes(flat(blocks))),
@@ -217,8 +218,21 @@ SCHEMES = {
               groups("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
     "nvfp4_modelopt": (nvfp4(".weight", ".weight_scale_2", False), {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
     "fp8_modelopt": (fp8((lambda n, k: []), (lambda n, k, _: 0)), {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "nvfp4_one_global": (nvfp4(".weight_packed", ".weight_global_scale", True, lambda name: 1 / 1500),
+                         groups("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
+    "packed_int4_zeros_32": (compressed_integers(4, 32, symmetric=False),
+                             groups("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=False)),
     "mxfp4": (mxfp4, groups("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)),
 }
+# Schemes of weights alone that hold what a checkpoint stores: codes and scales are taken as they are, so the error is that of float32.
+OWN = {"gptq4": "int4_group32_zero", "gptq4_v2": "int4_group32_zero", "awq": "int4_group32_zero", "packed_int4": "int4_group32",
+       "packed_int4_zeros_32": "int4_group32_zero", "int8_channel": "int8_per_channel", "int8_tensor": "int8_per_channel",
+       "fp8_channel": "fp8_per_channel", "fp8_tensor": "fp8_per_channel", "mxfp8": "mxfp8_w8a16", "nvfp4_one_global": "nvfp4_w4a16",
+       "mxfp4": "mxfp4_w4a16"}
+# A checkpoint, a scheme of its form that cannot hold it, and what is refused: the tensor's name among it.
+REFUSED = (("packed_int4_zeros_32", "int4_group32", ("weight_zero_point'", "int4_group32 is symmetric, but row")),
+           ("gptq4", "int4_group32", ("qweight'", "int4_group32 is symmetric, but row")),
+           ("nvfp4", "nvfp4_w4a16", ("weight_global_scale'", "differs from")))
 
 
 def silu(x):
@@ -263,6 +277,14 @@ def checkpoint(folder, make, quantization):
                                                             "y": ("F32", [TOKENS, HIDDEN], raw("f", flat(expected)))})
 
 
+def refused(folder, scheme, parts):
+    """Nothing if `moe layer` refuses to read the checkpoint in the scheme with these words."""
+    done = moe("layer", "--checkpoint", folder, "--layer", 1, "--input", folder.parent / f"{folder.name}_io.safetensors", "--tensor", "x",
+               "--output", folder / "never.safetensors", "--quantization", scheme, ranks=0)
+    right = done.returncode == 1 and done.stderr.startswith("moe: E_CONFIG: tensor '" + LAYER) and all(p in done.stderr for p in parts)
+    return None if right else f"{folder.name} as {scheme}: {done.returncode} {done.stderr}"
+
+
 with tempfile.TemporaryDirectory() as temporary:
     root = pathlib.Path(temporary)
     jobs = []
@@ -275,6 +297,11 @@ with tempfile.TemporaryDirectory() as temporary:
     (old / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"},
                                                           "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))
     jobs.append((layer_problem, old, 0, 2e-6))
+    jobs += [(layer_problem, root / name, 0, 2e-6, scheme) for name, scheme in OWN.items()]
+    jobs.append((layer_problem, root / "awq", 3, 2e-6, OWN["awq"]))
+    # Groups that the scheme does not have are not its form: the weights are quantised, with its error.
+    jobs.append((layer_problem, root / "packed_int4", 0, .3, "int4_group128"))
+    jobs += [(refused, root / name, scheme, parts) for name, scheme, parts in REFUSED]
     failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 print(f"{len(jobs)} runs, {len(failures)} failed")

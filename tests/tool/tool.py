@@ -74,15 +74,15 @@ def report_runs(runs, results, refusals, files):
     return 1 if failures else 0
 
 
-def layer_problem(folder, ranks, bound):
+def layer_problem(folder, ranks, bound, scheme="none"):
     """Runs `moe layer` over layer 1 of a checkpoint on the rows in FOLDER_io.safetensors; nothing if the error is within the bound."""
     io = folder.parent / f"{folder.name}_io.safetensors"
     done = moe("layer", "--checkpoint", folder, "--layer", 1, "--input", io, "--tensor", "x", "--expected", f"{io}:y", "--output",
-               folder / f"out{ranks}.safetensors", "--json", ranks=ranks)
+               folder / f"out{ranks}{scheme}.safetensors", "--quantization", scheme, "--json", ranks=ranks)
     if done.returncode != 0:
-        return f"{folder.name} on {ranks} ranks: {done.stderr}"
+        return f"{folder.name} as {scheme} on {ranks} ranks: {done.stderr}"
     error = json.loads(done.stdout)["error"]
-    return None if error <= bound else f"{folder.name} on {ranks} ranks: error {error}"
+    return None if error <= bound else f"{folder.name} as {scheme} on {ranks} ranks: error {error}"
 
 
 def read(path):

@@ -124,9 +124,11 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
   using Act = typename moe::registry::LayerFor<Backend, Experts>::Act;
   using Parts = std::conditional_t<moe::facts::is_asynchronous<Backend>(), DeviceHalvesParts<Act>, DeviceParts<Act>>;
   using Block = moe::models::DeviceBlock<Quant, Backend, Experts, Act, float, Parts>;
+  std::optional<StoredExperts<Quant, Act>> stored;
   std::optional<moe::io::HostLayerWeights<float>> weights;
   together(*job.comm, [&] {
-    weights = load_weights(job);
+    stored.emplace(job);
+    weights = load_weights(job, !stored->found());
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), weights->intermediate);
   });
   typename Block::Options options;
@@ -143,7 +145,10 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
   });
   typename Backend::Params params{};
   if constexpr (requires { params.statistics; }) params.statistics = true;  // waits for each rank
-  together(*job.comm, [&] { block.emplace(comm, *weights, *job.placement, job.layer_rows(), Quant{}, params, options); });
+  together(*job.comm, [&] {
+    block.emplace(comm, *weights, *job.placement, job.layer_rows(), Quant{}, params, options,
+                  stored->template fill<typename Block::Store>());
+  });
   weights.reset();
   if constexpr (std::is_same_v<Parts, DeviceHalvesParts<Act>>) {
     if (job.options.dual_batch == "on") block->runner().decide_dual_batch(true);
@@ -153,7 +158,7 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the forward's stream does not wait for copies made so far
   });
 
-  std::vector<std::string> choices = moe::runner::description(block->runner());
+  std::vector<std::string> choices = with_experts_line<Quant>(moe::runner::description(block->runner()), stored->found());
   choices.push_back(moe::quantization::describe<Quant, Experts>(moe::device_architecture()));
   log_choices(job, choices);
   JobResult result;

@@ -18,9 +18,10 @@
 namespace moe::experts {
 
 /// The expert weights of one rank in the memory of `Space`, in the storage of `Quant`. Bias arrays are float32.
-template <class Config, class Quant, class Space = space::host>
+template <class Config, class Quant, class SpaceT = space::host>
 class WeightStore {
  public:
+  using Space = SpaceT;
   using Code = typename Quant::template WeightCode<typename Config::Weight>;
   using Scale = typename Quant::WeightScale;
 

@@ -53,6 +53,15 @@ class ExpertLoader {
 
   /// Whether codes are copied as they are stored.
   bool direct() const { return direct_; }
+  /// Whether the layer's experts are stored as Quant, which is a scheme: no weight is rounded a second time. E_ARG, E_CONFIG for tensors
+  /// that cannot be read.
+  static bool stores(TensorStore const& store, LayerDescription const& d, ExpertReader const& reader) {
+    if constexpr (kUnquantised) return false;
+    std::vector<StoredMatrix> const matrices = reader.matrices(0);
+    if (!matrices.empty()) reader.check_shapes(0);
+    Packed const packed(store, d.quantization);
+    return !matrices.empty() && std::ranges::all_of(matrices, [&](StoredMatrix const& m) { return packed.holds(m); });
+  }
 
   /// Expert e, into host memory. Safe to call from several threads.
   void read(int e, Arrays const& to) const {

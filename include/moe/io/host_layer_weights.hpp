@@ -83,6 +83,7 @@ struct LoadOptions {
   int tp_rank = 0;                            ///< this rank takes rows (w13) and columns (w2) tp_rank I/tp_size … of every expert
   int tp_size = 1;
   std::optional<std::pair<int, int>> shared_tp{};  ///< rank and size for the shared experts, if they differ
+  bool matrices = true;                            ///< false: of the routed experts the biases alone; w13 and w2 are read elsewhere
   bool shared = true;                              ///< load the shared experts
   bool shared_matrices = true;                     ///< false: their number, width and gate without w13 and w2, which are read elsewhere
   std::function<void(std::int64_t done, std::int64_t total)> progress{};  ///< called after each expert with bytes in memory

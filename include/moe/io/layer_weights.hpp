@@ -290,10 +290,12 @@ class LayerLoader {
     auto const count = static_cast<std::int64_t>(w.experts.size());
     bool const gated = d_.activation.gated(), whole = options.tp_size == 1;
     for (int e : w.experts) reader.check_shapes(e);  // before allocating the sizes that the configuration states
-    w.w13.resize(detail::at(count * rows * h));
-    w.w2.resize(detail::at(count * h * part));
+    if (options.matrices) {
+      w.w13.resize(detail::at(count * rows * h));
+      w.w2.resize(detail::at(count * h * part));
+    }
     std::vector<T> full13, full2;
-    if (!whole) {
+    if (!whole && options.matrices) {
       full13.resize(detail::at(d_.w13_rows() * h));
       full2.resize(detail::at(h * full));
     }
@@ -302,16 +304,14 @@ class LayerLoader {
       w.w2_bias.resize(detail::at(count * h));
     }
     std::int64_t const first = part * options.tp_rank;
+    auto const read_matrices = [&](int e, T* out13, T* out2) {
+      if (whole) return reader.read(e, out13, out2);
+      reader.read(e, full13.data(), full2.data());
+      detail::cut(full13, full2, h, full, part, first, gated, out13, out2);
+    };
     for (std::int64_t l = 0; l < count; ++l) {
       int const e = w.experts[detail::at(l)];
-      T* const out13 = w.w13.data() + l * rows * h;
-      T* const out2 = w.w2.data() + l * h * part;
-      if (whole) {
-        reader.read(e, out13, out2);
-      } else {
-        reader.read(e, full13.data(), full2.data());
-        detail::cut(full13, full2, h, full, part, first, gated, out13, out2);
-      }
+      if (options.matrices) read_matrices(e, w.w13.data() + l * rows * h, w.w2.data() + l * h * part);
       if (d_.expert_bias) {
         std::vector<float> b13(detail::at(d_.w13_rows())), b2(detail::at(h));
         reader.read_bias(e, b13.data(), b2.data());
@@ -322,7 +322,7 @@ class LayerLoader {
         if (options.tp_rank == 0) std::ranges::copy(b2, w.w2_bias.data() + l * h);
       }
       std::int64_t const bytes = (rows * h + h * part) * static_cast<std::int64_t>(sizeof(T));
-      if (options.progress) options.progress((l + 1) * bytes, count * bytes);
+      if (options.progress && options.matrices) options.progress((l + 1) * bytes, count * bytes);
     }
   }
 

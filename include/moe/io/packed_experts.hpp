@@ -147,6 +147,27 @@ class PackedMatrixReader {
     }
   }
 
+  /// takes(), and of integers that the scheme has their bits, groups and order of columns. E_ARG, E_CONFIG as read().
+  bool holds(StoredMatrix const& m) const {
+    if (!takes(m)) return false;
+    if constexpr (kForm == StoredForm::integers) {
+      std::int64_t const group = quantization::effective_group(m.cols, Quant::kWeightGroupCols);
+      auto const fits = [&](int bits, std::int64_t stored, std::vector<std::int32_t> const& order) {
+        return bits == 8 / Quant::kWeightPack && group > 0 && stored % group == 0 && order.empty();
+      };
+      if (!store_.contains(m.base + ".qweight")) {
+        auto const found = detail::find_packed_integers(store_, detail::find_codes(store_, m).codes, m.base, m.rows, m.cols, q_);
+        return fits(found.bits, found.group, found.index);
+      }
+      if (q_.weights.empty()) return true;  // read() refuses it
+      std::int64_t const stored = q_.weights[0].group == -1 ? m.cols : q_.weights[0].group;
+      bool const ordered = m.cols % stored == 0;
+      return fits(q_.weights[0].bits, stored,
+                  ordered ? detail::read_group_index(store_, m.base + ".g_idx", m.cols, stored, false) : std::vector<std::int32_t>{});
+    }
+    return true;
+  }
+
   /// codes, scales: those of the whole w13 or w2; the matrix goes to its rows. E_ARG, naming the tensor, for a shape, code or scale that
   /// cannot be. Only matrices that takes() accepts.
   void read(StoredMatrix const& m, Code* codes, Scale* scales) const {

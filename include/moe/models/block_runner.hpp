@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -56,13 +57,14 @@ class BlockRunner {
   using Store = experts::WeightStore<Config, Quant, Space>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
-  /// E_MISMATCH if the ranks' routers have different weights, for example from different versions of a checkpoint.
+  /// `fill`: writes the experts' codes and scales itself; `weights` then have no w13 and w2. E_MISMATCH if the ranks' routers have
+  /// different weights, for example from different versions of a checkpoint.
   BlockRunner(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
-              BlockRunnerOptions<Parts> const& options = {})
+              BlockRunnerOptions<Parts> const& options = {}, std::function<void(Store&)> const& fill = {})
       : weights_(checked(comm, std::move(weights))),
         store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
-        runner_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
+        runner_(comm, moe::detail::build(comm, [&] { return filled_store(fill); }),
                 moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend, options); })) {}
 
   /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. sequence_length: as in
@@ -122,13 +124,14 @@ class BlockRunner {
     return Store(static_cast<std::int64_t>(weights_.experts.size()), d().expert_hidden(), weights_.intermediate, d().activation.gated(),
                  quant);
   }
-  /// Quantises this rank's experts into the store and drops the originals.
-  WeightsOf<Config, Quant> filled_store() {
+  /// Fills the store, or quantises this rank's experts into it and drops the originals.
+  WeightsOf<Config, Quant> filled_store(std::function<void(Store&)> const& fill) {
     io::HostLayerWeights<Loaded>& w = weights_;
     std::int64_t const n13 = w.w13_rows() * d().expert_hidden();
     std::int64_t const n2 = d().expert_hidden() * w.intermediate;
+    if (fill) fill(store_);
     for (std::int64_t e = 0; e < store_.num_local(); ++e) {
-      store_.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
+      if (!fill) store_.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
       if (d().expert_bias) {
         store_.set_bias(e, w.w13_bias.data() + e * w.w13_rows(), w.w2_bias.data() + e * d().expert_hidden());
       }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -104,13 +105,14 @@ class DeviceBlock {
   using Options = DeviceBlockOptions<Parts>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; all are copied to the device.
-  /// E_MISMATCH if the ranks' routers have different weights. E_UNSUPPORTED if the experts do not compute Quant on this device.
+  /// `fill`: writes the experts' codes and scales itself; `weights` then have no w13 and w2. E_MISMATCH if the ranks' routers have
+  /// different weights. E_UNSUPPORTED if the experts do not compute Quant on this device.
   DeviceBlock(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
-              Options const& options = {})
+              Options const& options = {}, std::function<void(Store&)> const& fill = {})
       : description_(checked(comm, weights, options)),
         options_(options),
-        store_(moe::detail::build(comm, [&] { return filled_store(weights, quant); })),
+        store_(moe::detail::build(comm, [&] { return filled_store(weights, quant, fill); })),
         runner_(comm, store_.view(),
                 moe::detail::build(comm, [&] { return params(weights, placement, max_tokens_per_rank, quant, backend); })) {
     copies_.release(runner_.unread_gate_weight());
@@ -131,13 +133,14 @@ class DeviceBlock {
     moe::detail::build(comm, [&] { quantization::check_support<Quant, Experts>(device_architecture(), options.refuse_emulation); });
     return weights.description;
   }
-  static Store filled_store(io::HostLayerWeights<Loaded> const& w, Quant const& quant) {
+  static Store filled_store(io::HostLayerWeights<Loaded> const& w, Quant const& quant, std::function<void(Store&)> const& fill) {
     io::LayerDescription const& d = w.description;
     Store store(static_cast<std::int64_t>(w.experts.size()), d.expert_hidden(), w.intermediate, d.activation.gated(), quant);
     std::int64_t const n13 = w.w13_rows() * d.expert_hidden();
     std::int64_t const n2 = d.expert_hidden() * w.intermediate;
+    if (fill) fill(store);
     for (std::int64_t e = 0; e < store.num_local(); ++e) {
-      store.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
+      if (!fill) store.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
       if (d.expert_bias) store.set_bias(e, w.w13_bias.data() + e * w.w13_rows(), w.w2_bias.data() + e * d.expert_hidden());
     }
     if (d.expert_norm) store.set_norm(w.expert_norm.data(), d.expert_norm_eps);
