@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/experts_quantized_products_test.cpp: the host experts on quantised rows and weights, against float64 products of the same
-// matrices dequantised: both scale levels of nvfp4 (Q9), a scale for every 128 columns of fp8 blocks (Q13).
+// matrices dequantised: both scale levels of nvfp4 (Q9), a scale for every 128 columns of fp8 blocks (Q13); scales that are refused.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/int4_fp8.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/nvfp4.hpp"
 
 namespace {
@@ -150,6 +158,55 @@ TYPED_TEST(QuantizedProducts, Q13_BlockFp8ScalesEveryKBlock) {
   Problem<Quant> plain = p;  // as if every block had the scale of the first
   for (std::size_t i = 0; i < p.x.size(); ++i) plain.x[i] *= std::exp2(-static_cast<float>(block(i) % 7));
   EXPECT_GT(distance(plain.expected({}), expected), 1e-2) << "the blocks' scales must matter";
+}
+
+/// Experts are constructed with the second of two experts' scale 3 of w2 replaced.
+template <class Experts, class Quant>
+void expect_scale_refused(typename Quant::WeightScale bad) {
+  using Kernel = typename Experts::template Kernel<Config, Quant, ActivationFormat::batched>;
+  constexpr std::int64_t kHidden = 128, kIntermediate = 128;
+  experts::WeightStore<Config, Quant> store(2, kHidden, kIntermediate, false);
+  Values const w = normals(kHidden * kIntermediate, 0.1F, 4);
+  for (std::int64_t e : {0, 1}) store.set_expert(e, w.data(), w.data());
+  auto const construct = [&] {
+    Arena<space::host> arena;
+    Kernel const kernel(Shape<Config>({kHidden, kIntermediate, 2, 1}), store.view(), 4, {}, {.kind = activation::Kind::relu_no_mul}, {},
+                        arena);
+  };
+  EXPECT_NO_THROW(construct());
+  store.visit_tensors([&](std::string_view name, auto const& view) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(*view.data_handle())>, typename Quant::WeightScale>) {
+      if (name == "w2_scale") row_ptr(view, 1)[3] = bad;
+    }
+  });
+  moe_test::expect_error(ErrorCode::argument,
+                         text("expert weights: w2 of expert 1 in ", Quant::kName, ": scale 3 is not finite or out of range"), construct);
+}
+TYPED_TEST(QuantizedProducts, ScalesThatAreNotFiniteAreRefused) {
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan);
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F);  // times a code of up to 15
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32, true>>({1.0F, 16.0F});
+  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity());
+  expect_scale_refused<TypeParam, quantization::Mxfp4W4A16<>>(253);
+  expect_scale_refused<TypeParam, quantization::Mxfp8W8A16<>>(247);
+  expect_scale_refused<TypeParam, quantization::Nvfp4W4A16>(0xFF);
+}
+TYPED_TEST(QuantizedProducts, BlockScalesThatAreNotFiniteAreRefused) {
+  using Quant = quantization::Fp8Block<>;
+  using Kernel = typename TypeParam::template Kernel<Config, Quant, ActivationFormat::batched>;
+  experts::WeightStore<Config, Quant> store(1, 128, 128, false);
+  Values const w = normals(128 * 128, 0.1F, 5);
+  store.set_expert(0, w.data(), w.data());
+  store.visit_tensors([&](std::string_view name, auto const& view) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(*view.data_handle())>, float>) {
+      if (name == "w13_scale") *view.data_handle() = std::numeric_limits<float>::quiet_NaN();
+    }
+  });
+  moe_test::expect_error(ErrorCode::argument, "expert weights: w13 of expert 0 in fp8_block128: scale 0 is not finite", [&] {
+    Arena<space::host> arena;
+    Kernel const kernel(Shape<Config>({128, 128, 1, 1}), store.view(), 4, {}, {.kind = activation::Kind::relu_no_mul}, {}, arena);
+  });
 }
 
 }  // namespace

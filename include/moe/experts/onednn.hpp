@@ -105,6 +105,7 @@ class OneDnn::Kernel {
         block13_(detail::block_columns(shape.hidden(), shape.intermediate())),
         block2_(detail::block_columns(shape.intermediate(), shape.hidden())) {
     check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
+    check_scales<Quant>(weights);
     HostPool::instance().ensure(threads_);
     max_slots_ = max_rows * (Format == ActivationFormat::standard ? shape.topk() : num_local_);
     x_ = arena.template take<float>(max_slots_ * shape.hidden());

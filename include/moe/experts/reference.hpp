@@ -36,6 +36,7 @@ struct Reference : AnyComposition {
            typename Config::Activation const& activation, Params const&, Arena<space::host>& arena)
         : shape_(shape), weights_(weights), max_rows_(max_rows), quant_(quant), activation_(activation), threads_(host_threads()) {
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      check_scales<Quant>(weights);
       HostPool::instance().ensure(threads_);
       per_thread_ = 3 * shape.hidden() + 4 * shape.intermediate();
       scratch_ = arena.template take<float>(threads_ * per_thread_);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moe/core/error.hpp"
+#include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::experts {
 
@@ -49,6 +50,23 @@ void check_weights(Weights const& w, std::int64_t hidden, std::int64_t intermedi
   detail::check_weight_matrix<Quant>("w13", w.w13, (gated ? 2 : 1) * intermediate, hidden);
   detail::check_weight_matrix<Quant>("w2", w.w2, hidden, intermediate);
   detail::expect_weights("w2", "experts", w.w2.codes.extent(0), w.w13.codes.extent(0));
+}
+
+/// E_ARG, with matrix, expert and position, for the first scale of weights in host memory that is not a number, or under which the largest
+/// code is not finite.
+template <class Quant, class Weights>
+void check_scales(Weights const& w) {
+  auto const check = [](char const* name, auto const& m) {
+    for (std::int64_t e = 0; e < m.scales.extent(0); ++e) {
+      std::int64_t const bad = quantization::first_unpackable_scale<Quant>(row_ptr(m.scales, e), m.rows, m.cols);
+      if (bad < 0) continue;
+      throw Error(ErrorCode::argument,
+                  text("expert weights: ", name, " of expert ", e, " in ", Quant::kName, ": scale ", bad, " is not finite or out of range"));
+    }
+  };
+  if (Quant::weight_scale_count(w.w2.rows, w.w2.cols) == 0) return;
+  check("w13", w.w13);
+  check("w2", w.w2);
 }
 
 }  // namespace moe::experts
