@@ -51,6 +51,7 @@ using moe::experts::CudaReference;
 using moe::experts::HopperContiguous;
 using moe::experts::HopperMasked;
 using moe::experts::HopperW4A16;
+using moe::experts::HopperW4A8;
 using moe::experts::HopperW8A16;
 using Inside = moe::experts::Monolithic<CudaReference>;
 namespace quantization = moe::quantization;
@@ -64,8 +65,14 @@ constexpr Needs local() {
   if constexpr (is_one_of<Experts, HopperContiguous, HopperW8A16>) {
     return Experts::template supports_quantization<Quant>() ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, HopperW4A16>) {
-    constexpr bool kBuilt =
-        is_one_of<Quant, quantization::Int4Group128, quantization::WNa16<4, 32>, quantization::Mxfp4W4A16<>, quantization::Nvfp4W4A16>;
+    using quantization::WNa16;
+    constexpr bool kBuilt = is_one_of<Quant, WNa16<4, 32>, WNa16<4, 64>, WNa16<4, 128>, WNa16<4, 32, true>, WNa16<4, 64, true>,
+                                      WNa16<4, 128, true>, quantization::Mxfp4W4A16<>, quantization::Nvfp4W4A16>;
+    return kBuilt ? Needs::cuda : Needs::own_program;
+  } else if constexpr (std::is_same_v<Experts, HopperW4A8>) {
+    using quantization::Int4Fp8;
+    constexpr bool kBuilt = is_one_of<Quant, quantization::Mxfp4Fp8<>, Int4Fp8<32>, Int4Fp8<64>, Int4Fp8<128>, Int4Fp8<32, true>,
+                                      Int4Fp8<64, true>, Int4Fp8<128, true>>;
     return kBuilt ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, CublasGrouped>) {
     return std::is_same_v<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
