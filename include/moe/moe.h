@@ -213,7 +213,8 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
  * Scales multiply the codes. An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the
  * sizes. nvfp4: an expert's e4m3 scales [N, K/16], zeros up to a multiple of 4 bytes, then the 4 bytes of its global scale, a float32 that
  * multiplies, too. Activations are quantised to e4m3 by "fp8_block128", "mxfp4_fp8" and the int4 schemes with "_fp8" (a scale for 128 of a
- * row), "mxfp8" (32) and "fp8_per_token" (the row), to int8 by "int8_per_token" (the row). moe_quantize() makes such arrays.
+ * row), "mxfp8" (32) and "fp8_per_token" (the row), to int8 by "int8_per_token" (the row). moe_quantize() makes such arrays. In host memory
+ * a scale that is not a number, or under which the largest code is not finite, is MOE_E_ARG.
  */
 /* clang-format on */
 typedef struct moe_weights {

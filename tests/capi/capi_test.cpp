@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -263,6 +264,13 @@ TEST_P(Schemes, QuantizedWeights) {
   EXPECT_EQ(info.weights_packed, 0);
   EXPECT_EQ(info.num_local_experts, 4);
   EXPECT_GT(info.bytes, 0);
+
+  s2[0] = std::numeric_limits<float>::quiet_NaN();
+  e2[0] = 0xFF;  // no number in either kind of bytes
+  moe_runner_t refused = nullptr;
+  EXPECT_EQ(moe_runner_create(&config, &weights, h.group, &refused), MOE_E_ARG);
+  EXPECT_EQ(std::string(moe_last_error()),
+            std::string("E_ARG: expert weights: w2 of expert 0 in ") + scheme + ": scale 0 is not finite or out of range");
 }
 INSTANTIATE_TEST_SUITE_P(All, Schemes,
                          testing::Values(Scheme{"fp8_block128", 0.06}, Scheme{"fp8_per_token", 0.06}, Scheme{"int4_group32", 4e-3},
