@@ -28,6 +28,19 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1)
     auto const multiply_unit = [&](Span const& span, float (&total)[L::kBricks][N / 2]) {
       if constexpr (N <= 16 && L::kBricks == 1) {
         multiply_few<S, L, N>(memory, ring, group, span, total[0]);
+      } else if constexpr (L::kBricks == 1 && !Any && (N == 64 || (N == 32 && scales_sums(S)))) {
+        // The products have fewer columns where that saves time; the rest of the unit is compiled once.
+        auto const run = [&]<int Columns>() {
+          multiply<S, L, Columns>(memory, ring, group, span, reinterpret_cast<float (&)[1][Columns / 2]>(total));
+        };
+        constexpr int kFew = N == 64 ? 40 : 24;
+        if (unit.rows <= kFew) {
+          run.template operator()<kFew>();
+        } else if (N == 64 && unit.rows <= 48) {
+          run.template operator()<N == 64 ? 48 : N>();
+        } else {
+          run.template operator()<N>();
+        }
       } else {
         multiply<S, L, N>(memory, ring, group, span, total);
       }

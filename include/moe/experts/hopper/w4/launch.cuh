@@ -44,9 +44,13 @@ void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
       launch_layer<S, 4, 4, kBytes ? 3 : 4, 16, Any>(p, workers, stream);
     }
   } else if (p.align.plan.tile_rows <= kMedium) {
-    launch_layer<S, 4, 2, kBytes ? 4 : scales_sums(S) ? 7 : 5, kMedium, Any>(p, workers, stream);
+    constexpr int kDepth = has_zero_points(S) ? 2 : 4;
+    constexpr int kStages = kBytes ? 2 : kDepth == 2 ? 7 : scales_sums(S) ? 4 : 3;
+    launch_layer<S, 4, kDepth, kStages, kMedium, Any>(p, workers, stream);
   } else {
-    launch_layer<S, 2, 2, kBytes ? 3 : scales_sums(S) ? 5 : 4, most_rows(S), Any>(p, workers, stream);
+    constexpr int kDepth = kBytes || scales_sums(S) ? 2 : 4;
+    constexpr int kStages = kBytes ? 3 : scales_sums(S) ? 5 : 2;
+    launch_layer<S, 2, kDepth, kStages, most_rows(S), Any>(p, workers, stream);
   }
 }
 

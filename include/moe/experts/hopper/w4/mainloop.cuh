@@ -107,24 +107,26 @@ __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStage
   }
 }
 
-/// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. With few rows, a brick is converted
-/// while the products of the previous brick run. With many, the registers are needed for sums, and one warpgroup converts while another
-/// multiplies.
+/// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. A piece is half a brick: two steps of
+/// 16. Within a stage, a piece is converted while the products of the one before it run. Scaled sums have two sets of registers, so that
+/// one is added to `total` while products run into the other, or one where two do not fit.
 template <W4Scheme S, class L, int N>
 __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                 float (&total)[L::kBricks][N / 2]) {
   constexpr bool kScaled = scales_sums(S);
-  constexpr bool kOverlap = N <= (kScaled ? 16 : 32) && L::kBricks == 1 && sum_groups(S) == 1;
+  constexpr bool kTwoGroups = kScaled && sum_groups(S) == 2;  // a group of scaled sums is a piece, else a brick
   int const thread = thread_index() & 127;
-  [[maybe_unused]] float part[2][kScaled ? N / 2 : 1];
-  [[maybe_unused]] std::uint32_t scales[2] = {0, 0};
+  constexpr int kParts = kTwoGroups && L::kBricks * N > 128 ? 1 : 2;
+  [[maybe_unused]] float part[kParts][kScaled ? N / 2 : 1];
+  [[maybe_unused]] std::uint32_t scales[2];  // of the parts
   if constexpr (kScaled) {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) part[0][i] = part[1][i] = 0.0F;
+    for (int i = 0; i < kParts * N / 2; ++i) part[i % kParts][i / kParts] = 0.0F;
   }
   auto const add = [&](int slot, float (&sum)[N / 2]) {
     if constexpr (kScaled) {
       float2 const scale = __half22float2(*reinterpret_cast<__half2 const*>(&scales[slot]));
+      pin(part[slot]);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
         sum[4 * j] = fmaf(part[slot][4 * j], scale.x, sum[4 * j]);
@@ -134,17 +136,61 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
       }
     }
   };
-  // Converts steps First … of a brick and starts their products.
-  auto const start = [&]<int First, int Steps>(BrickRegisters<S> const& brick, float (&sum)[N / 2], std::uint32_t rows,
-                                               std::uint32_t (&a)[4 * Steps]) {
-    brick.template convert<First, Steps>(a);
-    pin(sum);
-    wgmma_arrive();
+  std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
+  // The products of `Depth` bricks along K, with those addresses of their rows and bricks.
+  auto const run_bricks = [&]<int Depth>(std::uint32_t rows, std::uint32_t bricks) {
+    constexpr int kPieces = 2 * Depth * L::kBricks;
+    std::uint32_t a[2][8];  // the fragments of two pieces
+    BrickRegisters<S> brick;
 #pragma unroll
-    for (int q = 0; q < Steps; ++q)
-      WgmmaFromRegisters<N>::run(sum, a + 4 * q, rows + 2 * (First + q), kScaled && (First + q) % (4 / sum_groups(S)) == 0 ? 0 : 1);
-    wgmma_commit();
-    pin(sum);
+    for (int piece = 0; piece < kPieces; ++piece) {
+      int const half = piece % 2;
+      int const deep = piece / 2 / L::kBricks;
+      int const b = piece / 2 % L::kBricks;
+      int const slot = (kTwoGroups ? half : piece / 2 % 2) % kParts;
+      bool const begins = kTwoGroups || half == 0;  // a group
+      if (half == 0) {
+        brick.load(bricks + static_cast<std::uint32_t>(deep) * step_bytes + static_cast<std::uint32_t>(b * L::kBrickBytes), thread);
+        brick.template convert<0, 2>(a[0]);
+      } else {
+        brick.template convert<2, 2>(a[1]);
+      }
+      float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
+        if constexpr (kScaled) {
+          return part[slot];
+        } else {
+          return total[b];
+        }
+      }();
+      pin(sum);
+      wgmma_arrive();
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        std::uint32_t const at = rows + static_cast<std::uint32_t>(deep * (L::kRowBytes / 16) + 4 * half + 2 * q);
+        WgmmaFromRegisters<N>::run(sum, a[half] + 4 * q, at, kScaled && begins && q == 0 ? 0 : 1);
+      }
+      wgmma_commit();
+      pin(sum);
+      if constexpr (kParts == 2) {
+        if (piece > 0) {
+          wgmma_wait<1>();
+          if (begins) add(1 - slot, total[(piece - 1) / 2 % L::kBricks]);
+        }
+      }
+      if constexpr (kScaled) {
+        if (begins) scales[slot] = brick.scales[kTwoGroups ? half : 0];
+      }
+      if constexpr (kParts == 1) {
+        if (piece + 1 < kPieces) {
+          wgmma_wait<0>();
+          add(0, total[b]);
+        }
+      }
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < L::kBricks; ++b) pin(total[b]);
+    add((kTwoGroups ? 1 : (kPieces - 1) / 2) % kParts, total[L::kBricks - 1]);
   };
   for (int k = 0; k < span.k_count; k += L::kDepth) {
     wait_parity(memory.full(ring.stage), ring.parity);
@@ -152,78 +198,13 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
     // Broadcast, so that the compiler knows that all lanes have the same value and keeps descriptors in uniform registers.
     std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage))), 0);
     std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBricks * L::kBrickBytes);
-    std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
-    int const deep = min(L::kDepth, span.k_count - k);
-    if (kOverlap && deep == L::kDepth) {
-      std::uint32_t a[2][16];
-#pragma unroll
-      for (int d = 0; d < L::kDepth; ++d) {
-        BrickRegisters<S> brick;
-        brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes, thread);
-        float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
-          if constexpr (kScaled) {
-            return part[d & 1];
-          } else {
-            return total[0];
-          }
-        }();
-        if constexpr (kScaled) scales[d & 1] = brick.scales[0];
-        start.template operator()<0, 4>(brick, sum, rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16)), a[d & 1]);
-        if (d > 0) {
-          wgmma_wait<1>();
-          if constexpr (kScaled) pin(part[(d + 1) & 1]);
-          add((d + 1) & 1, total[0]);
-        }
-      }
-      wgmma_wait<0>();
-      if constexpr (kScaled) pin(part[(L::kDepth + 1) & 1]);
-      pin(total[0]);
-      add((L::kDepth + 1) & 1, total[0]);
+    int const deep = span.k_count - k;
+    if (deep >= L::kDepth) {
+      run_bricks.template operator()<L::kDepth>(rows, bricks);
     } else {
-      for (int d = 0; d < deep; ++d) {
-#pragma unroll
-        for (int b = 0; b < L::kBricks; ++b) {
-          BrickRegisters<S> brick;
-          brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes + static_cast<std::uint32_t>(b * L::kBrickBytes), thread);
-          std::uint32_t const rows_at = rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16));
-          if constexpr (kScaled) scales[0] = brick.scales[0];
-          float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
-            if constexpr (kScaled) {
-              return part[0];
-            } else {
-              return total[b];
-            }
-          }();
-          if constexpr (sum_groups(S) == 2) {
-            scales[1] = brick.scales[1];
-            std::uint32_t a[2][8];
-            start.template operator()<0, 2>(brick, part[0], rows_at, a[0]);
-            if constexpr (N > 32) {  // no registers for both sums
-              wgmma_wait<0>();
-              pin(part[0]);
-              add(0, total[b]);
-              scales[0] = scales[1];
-            }
-            start.template operator()<2, 2>(brick, part[N > 32 ? 0 : 1], rows_at, a[1]);
-          } else if constexpr (N > 96) {  // fragments of half a brick at a time fit beside the sums
-            std::uint32_t a[8];
-            start.template operator()<0, 2>(brick, sum, rows_at, a);
-            wgmma_wait<0>();
-            pin(sum);
-            start.template operator()<2, 2>(brick, sum, rows_at, a);
-          } else {
-            std::uint32_t a[16];
-            start.template operator()<0, 4>(brick, sum, rows_at, a);
-          }
-          wgmma_wait<0>();
-          pin(sum);
-          add(0, total[b]);
-          if constexpr (sum_groups(S) == 2 && N <= 32) {
-            pin(part[1]);
-            add(1, total[b]);
-          }
-        }
-      }
+      for (int d = 0; d < deep; ++d)
+        run_bricks.template operator()<1>(rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16)),
+                                          bricks + static_cast<std::uint32_t>(d) * step_bytes);
     }
     release(memory, ring.stage);
     ring.advance();

@@ -255,7 +255,7 @@ constexpr W4Tuning choose_w4_tuning(LocalShape const& shape, W4Scheme scheme, in
   // and 35.5: docs/log/w4.md.
   constexpr std::int64_t kMostWeights = 200'000'000;
   t.one_token = max_tokens == 1 && std::int64_t{3} * shape.topk * shape.hidden * shape.intermediate <= kMostWeights;
-  t.tile_rows = rows <= 9 ? 16 : rows <= medium * 5 / 8 ? medium : most_rows(scheme);
+  t.tile_rows = rows <= 9 ? 16 : rows <= medium * 7 / 8 ? medium : most_rows(scheme);
   return t;
 }
 
