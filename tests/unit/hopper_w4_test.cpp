@@ -208,13 +208,69 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
   }
 }
 
+TEST(HopperW4, DivisorsDivideExactly) {
+  for (int divisor : {1, 2, 3, 5, 7, 12, 45, 132, 8100, 65535, 65536, 1 << 21, (1 << 30) + 1, std::numeric_limits<int>::max()}) {
+    hopper::Divisor const by(divisor);
+    for (long long near : {0LL, 1LL, 2LL, 1000LL, (1LL << 21) * 132 / divisor, (1LL << 31) / divisor}) {
+      for (long long n = near * divisor - 2; n <= near * divisor + 2; ++n) {
+        if (n < 0 || n > std::numeric_limits<int>::max()) continue;
+        ASSERT_EQ(by.quotient(static_cast<int>(n)), n / divisor) << n << " / " << divisor;
+      }
+    }
+  }
+}
+
+/// Every unit has one thread block and one warp; what blocks know of each other's units is right.
+void expect_units_divided(int slots, int hidden, int intermediate, int blocks, int warps) {
+  hopper::w4::TokenUnits const all(slots, hidden, intermediate, blocks, warps);
+  SCOPED_TRACE(testing::Message() << slots << " slots, " << hidden << " x " << intermediate << ", " << blocks << " blocks of " << warps);
+  int const steps[2] = {hidden / 64, intermediate / 64};
+  int const pairs[2] = {steps[1], (steps[0] + 1) / 2};
+  for (int phase : {0, 1}) {
+    ASSERT_EQ(all.units[phase], slots * pairs[phase] * steps[phase]);
+    std::vector<int> runs_blocks(static_cast<std::size_t>(phase == 0 ? slots * pairs[0] : pairs[1]), 0);
+    int next = 0;
+    for (int block = 0; block < blocks; ++block) {
+      auto const of_block = all.of_block(phase, block);
+      auto const runs = all.runs_of(phase, of_block);
+      ASSERT_EQ(of_block.size() == 0, block >= all.parts[phase]);
+      for (int warp = 0; warp < warps; ++warp) {
+        auto const of_warp = of_block.part(warp, all.by_warps);
+        for (int unit = of_warp.begin; unit < of_warp.end; ++unit, ++next) {
+          ASSERT_EQ(unit, next);
+          ASSERT_EQ(all.block_of(phase, unit), block);
+          hopper::w4::TokenUnit const u(all, phase, unit);
+          int const run = phase == 0 ? u.slot * pairs[0] + u.pair : u.pair;
+          ASSERT_TRUE(run >= runs.begin && run < runs.end && u.step < steps[phase] && u.slot < slots && u.pair < pairs[phase]);
+          ASSERT_EQ(unit, phase == 0 ? (u.slot * pairs[0] + u.pair) * steps[0] + u.step : (u.pair * slots + u.slot) * steps[1] + u.step);
+        }
+      }
+      for (int run = runs.begin; run < runs.end; ++run) {
+        ASSERT_EQ(block - all.first_block(phase, run), runs_blocks[static_cast<std::size_t>(run)]++);
+      }
+    }
+    ASSERT_EQ(next, all.units[phase]);
+    for (std::size_t run = 0; run < runs_blocks.size(); ++run) ASSERT_EQ(all.blocks_of(phase, static_cast<int>(run)), runs_blocks[run]);
+  }
+}
+
+TEST(HopperW4, OneTokensUnitsAreDividedAmongBlocksAndWarps) {
+  for (int slots : {1, 3, 8}) {
+    expect_units_divided(slots, 2048, 768, 132, 16);
+    expect_units_divided(slots, 2880, 2880, 132, 16);
+    expect_units_divided(slots, 1152, 640, 132, 12);
+    expect_units_divided(slots, 1152, 640, 7, 16);
+    expect_units_divided(slots, 128, 64, 132, 6);  // fewer units than blocks
+  }
+}
+
 TEST(HopperW4, OneTokensKernelTakesLayersThatFillTheDevice) {
-  using hopper::w4::plan_token;
+  using hopper::w4::plan_packed_token;
   for (W4Scheme scheme :
        {W4Scheme::int4, W4Scheme::int4_32_zero, W4Scheme::mxfp4, W4Scheme::nvfp4, W4Scheme::int8, W4Scheme::fp8, W4Scheme::mxfp8}) {
     for (hopper::LocalShape const& s : {hopper::LocalShape{128, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8},
                                         hopper::LocalShape{128, 2048, 768, 8}, hopper::LocalShape{8, 4096, 14336, 2}}) {
-      auto const plan = plan_token(s, scheme, 132);
+      auto const plan = plan_packed_token(s, scheme, 132);
       EXPECT_GE(plan.warps, 6) << name(scheme) << ", " << s.hidden;
       EXPECT_LE(plan.bytes, hopper::kSharedMemoryLimit - 4096);
       EXPECT_EQ(plan.buffers_at % 128, 0);
@@ -222,9 +278,9 @@ TEST(HopperW4, OneTokensKernelTakesLayersThatFillTheDevice) {
     EXPECT_TRUE(choose_w4_tuning({128, 2880, 2880, 4}, scheme, 1).one_token);
     EXPECT_FALSE(choose_w4_tuning({128, 2880, 2880, 4}, scheme, 2).one_token);
     EXPECT_FALSE(choose_w4_tuning({384, 7168, 2048, 8}, scheme, 1).one_token) << "so many weights are faster in the layer kernel";
-    EXPECT_EQ(plan_token({8, 256, 192, 2}, scheme, 132).warps, 0) << "a pair of bricks would be shared by more than 16 blocks";
-    EXPECT_EQ(plan_token({128, 2880, 2880, 4}, scheme, 3).warps, 0) << "a warp would touch more than two pairs";
-    EXPECT_EQ(plan_token({128, 2880, 2880, 33}, scheme, 132).warps, 0) << "a slot for each lane at most";
+    EXPECT_EQ(plan_packed_token({8, 256, 192, 2}, scheme, 132).warps, 0) << "a pair of bricks would be shared by more than 16 blocks";
+    EXPECT_EQ(plan_packed_token({128, 2880, 2880, 4}, scheme, 3).warps, 0) << "a warp would touch more than two pairs";
+    EXPECT_EQ(plan_packed_token({128, 2880, 2880, 33}, scheme, 132).warps, 0) << "a slot for each lane at most";
   }
 }
 

@@ -72,6 +72,14 @@ __device__ inline void add_release_gpu(int* p, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
+/// Adds 1 to a counter in device memory, or sets it to 0 if it is `last`, after this thread's accesses and those that it has observed and
+/// before its later ones. Returns the value before.
+__device__ inline unsigned increment_acq_rel_gpu(unsigned* p, unsigned last) {
+  unsigned before = 0;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(last) : "memory");
+  return before;
+}
+
 /// A hint: brings the line into L2.
 __device__ inline void prefetch_l2(void const* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 

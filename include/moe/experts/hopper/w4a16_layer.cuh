@@ -204,7 +204,7 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
   AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, gated ? kGateFeatures : kOutputFeatures);
   w4::AnyParams params = layer_params(request, space, tuning, align);
   if (takes_one_token && tuning.one_token && call.max_tokens == 1 && !request.batched()) {
-    params.token = w4::plan_token(shape, scheme, workers);
+    params.token = w4::plan_packed_token(shape, scheme, workers);
     if (params.token.warps > 0) return launcher(params, workers, stream);
   }
   detail::launch_align(align, 0, stream);

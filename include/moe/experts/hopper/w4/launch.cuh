@@ -25,8 +25,8 @@ inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
 /// The kernel for one token.
 template <W4Scheme S>
 inline void launch_token(Params const& p, int workers, cudaStream_t stream) {
-  hopper::detail::allow_shared_memory<token_kernel<S>>(kSharedMemoryLimit - 4096);
-  hopper::detail::launch(token_kernel<S>, workers, 32 * p.token.warps, p.token.bytes, 1, stream, p, p.token);
+  hopper::detail::allow_shared_memory<packed_token_kernel<S>>(kSharedMemoryLimit - 4096);
+  hopper::detail::launch(packed_token_kernel<S>, workers, 32 * p.token.warps, p.token.bytes, 1, stream, p);
 }
 
 /// `Any`: p is the base of an AnyParams.

@@ -46,7 +46,7 @@ struct Params {
   void* rows_out;              ///< rows addressed by slot: out itself if topk is 1
   void* out;
   float* partials;
-  TokenPlan token;  ///< of the kernel for one token; no warps: another kernel runs
+  PackedTokenPlan token;  ///< of the kernel for one token; no warps: another kernel runs
 };
 
 /// The parameters of kernels of any activation, which take them as Params.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/token_units.cuh: the units of the one-token kernel of packed weights (token_plan.hpp): those of a thread block and of a
-// warp, the loads of their bricks, and their products.
+// experts/hopper/w4/token_units.cuh: the units of the one-token kernel of packed weights (token_plan.hpp): the loads of their bricks, and
+// their products.
 #pragma once
 
 #include <cstdint>
 
 #include "moe/core/ptx/bulk_copy.cuh"
 #include "moe/core/ptx/mma.cuh"
-#include "moe/experts/hopper/common/divide.cuh"
 #include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/w4/brick_registers.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
@@ -15,80 +14,10 @@
 
 namespace moe::hopper::w4 {
 
-/// Units or runs, [begin, end).
-struct Range {
-  int begin;
-  int end;
-  __device__ int size() const { return end - begin; }
-  /// Part `i` of `parts`.
-  __device__ Range part(int i, int parts) const {
-    int const n = size();
-    return {begin + n * i / parts, begin + n * (i + 1) / parts};
-  }
-};
-
-/// One of two values in registers: an index would put them into memory.
-template <class T>
-__device__ inline T one_of(T const (&values)[2], int i) {
-  return i == 0 ? values[0] : values[1];
+/// 1 at the end of a matrix with an odd number of bricks of rows, else 2.
+__device__ inline int bricks_of(Params const& p, TokenUnit const& u) {
+  return min(2, (u.phase == 0 ? p.layer.bricks[0] : p.layer.bricks[1]) - 2 * u.pair);
 }
-
-/// What all threads know of a token's units. Index 0: the first product. A run is the units whose products have one sum: those of a slot
-/// and a pair of bricks, of the second product those of a pair of bricks.
-struct TokenUnits {
-  int slots;
-  int steps[2];
-  int pairs[2];
-  int units[2];
-  int run[2];          ///< units of a run
-  float per_step[2];   ///< 1 / steps
-  float per_inner[2];  ///< 1 / pairs of a slot, 1 / slots of a pair
-
-  __device__ TokenUnits(Params const& p, int slots_)
-      : slots(slots_),
-        steps{p.layer.steps[0], p.layer.steps[1]},
-        pairs{p.layer.bricks[0] / 2, (p.layer.bricks[1] + 1) / 2},
-        units{slots_ * pairs[0] * steps[0], pairs[1] * slots_ * steps[1]},
-        run{steps[0], slots_ * steps[1]},
-        per_step{1.0F / static_cast<float>(steps[0]), 1.0F / static_cast<float>(steps[1])},
-        per_inner{1.0F / static_cast<float>(pairs[0]), 1.0F / static_cast<float>(slots)} {}
-
-  /// The units of thread block `block` of `blocks`. Of fewer units than blocks the first blocks have one each, so that no block between two
-  /// that share a run is without units.
-  __device__ Range of_block(int phase, int block, int blocks) const {
-    int const parts = min(blocks, one_of(units, phase));
-    return block < parts ? Range{0, one_of(units, phase)}.part(block, parts) : Range{0, 0};
-  }
-  /// The thread block that has a unit.
-  __device__ int block_of(int phase, int unit, int blocks) const {
-    return ((unit + 1) * min(blocks, one_of(units, phase)) - 1) / one_of(units, phase);
-  }
-  /// The runs that units touch.
-  __device__ Range runs_of(int phase, Range const& of) const {
-    int const length = one_of(run, phase);
-    return of.size() == 0 ? Range{0, 0} : Range{of.begin / length, (of.end - 1) / length + 1};
-  }
-};
-
-/// One warp's work at a time.
-struct TokenUnit {
-  int phase;
-  int slot;
-  int pair;
-  int step;
-
-  __device__ TokenUnit(TokenUnits const& all, int phase_, int unit) : phase(phase_) {
-    int const steps = one_of(all.steps, phase);
-    int const rest = hopper::detail::divide(unit, one_of(all.per_step, phase));
-    int const inner = phase == 0 ? all.pairs[0] : all.slots;
-    int const outer = hopper::detail::divide(rest, one_of(all.per_inner, phase));
-    step = unit - rest * steps;
-    slot = phase == 0 ? outer : rest - outer * inner;
-    pair = phase == 0 ? rest - outer * inner : outer;
-  }
-  /// 1 at the end of a matrix with an odd number of bricks of rows, else 2.
-  __device__ int bricks(Params const& p) const { return min(2, (phase == 0 ? p.layer.bricks[0] : p.layer.bricks[1]) - 2 * pair); }
-};
 
 /// Starts the load of a unit's bricks, which lie side by side, by lane 0.
 template <W4Scheme S>
@@ -101,7 +30,7 @@ __device__ inline void fetch_unit(Params const& p, TokenUnit const& u, int exper
   int const side = min(kTileBricks, bricks - tile);
   long long const brick =
       static_cast<long long>(expert) * bricks * steps + static_cast<long long>(tile) * steps + u.step * side + 2 * u.pair - tile;
-  auto const bytes = static_cast<std::uint32_t>(u.bricks(p) * brick_bytes(S));
+  auto const bytes = static_cast<std::uint32_t>(bricks_of(p, u) * brick_bytes(S));
   ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full, bytes);
   bulk_load(buffer, (u.phase == 0 ? p.layer.weights[0] : p.layer.weights[1]) + brick * brick_bytes(S), bytes, full, policy);
 }
