@@ -8,8 +8,9 @@
 #
 # "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8, fp8 or mxfp8, is the layer kernel with weights of 4
 # or 8 bits alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the
-# definitions of moe::hopper::W4A16Layer. "w4a8 <storage>", with mxfp4, int4, int4_zero, int4_32 or int4_32_zero, is the same with e4m3
-# activations, and with the definitions of moe::hopper::W4A8Layer.
+# definitions of moe::hopper::W4A16Layer. With int4, int4_32, mxfp4, nvfp4 and mxfp8 there is a third unit, for rows in codes. "w4a8
+# <storage>", with mxfp4, int4, int4_zero, int4_32 or int4_32_zero, is the same with e4m3 activations, and with the definitions of
+# moe::hopper::W4A8Layer.
 #
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
 # experts/hopper/{contiguous,w4a16,w4a8}_layer.hpp and no .cuh.
@@ -66,7 +67,11 @@ function(_moe_hopper_kernel_texts kernels layer scheme activation)
   if(scheme STREQUAL "w4a16")
     set(begin "${folder}/w4/launch.cuh>\ntemplate moe::hopper::W4Launcher moe::hopper::")
     set(end "<moe::hopper::W4Scheme::${activation}>()|")
-    set(${kernels} "${begin}w4_launcher${end}" "${begin}w4_any_launcher${end}" PARENT_SCOPE)
+    set(texts "${begin}w4_launcher${end}" "${begin}w4_any_launcher${end}")
+    if(activation MATCHES "^(mxfp4|nvfp4|mxfp8|int4|int4_32)$")  # those that a scheme with rows in codes has
+      list(APPEND texts "${begin}w4_rounded_launcher${end}")
+    endif()
+    set(${kernels} "${texts}" PARENT_SCOPE)
     set(${layer} "${folder}/w4a16_layer.cuh>" PARENT_SCOPE)
   elseif(scheme STREQUAL "w4a8")
     set(begin "${folder}/w4/a8/kernel.cuh>\ntemplate void moe::hopper::w4a8::launch_layer<moe::hopper::W4Scheme::${activation}, ")

@@ -139,6 +139,7 @@ function(_moe_preset_kernels result kernels backends)
       list(GET parts 0 scheme)
       list(GET parts 1 activation)
       _moe_hopper_kernel_texts(texts layer ${scheme} ${activation})
+      list(FILTER texts EXCLUDE REGEX "w4_rounded_launcher")  # no scheme of a preset has rows in codes with these
       _moe_shared_kernels(moe_preset_${scheme}_${activation} ${texts})
       list(APPEND targets moe_preset_${scheme}_${activation})
       if(scheme MATCHES "^w4a")

@@ -263,9 +263,9 @@ template <class Quant, class Experts>
 using Compose = Composition<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
 static_assert(Compose<Int4Group128, experts::HopperW4A16>::kLegal && Compose<Int4Group128Zero, experts::HopperW4A16>::kLegal);
 static_assert(Compose<Mxfp4, experts::HopperW4A16>::kLegal);
-static_assert(!Compose<quantization::None, experts::HopperW4A16>::kLegal && !Compose<quantization::Mxfp4<>, experts::HopperW4A16>::kLegal);
+static_assert(!Compose<quantization::None, experts::HopperW4A16>::kLegal && Compose<quantization::Mxfp4<>, experts::HopperW4A16>::kLegal);
 static_assert(Compose<Int4Group32, experts::HopperW4A16>::kLegal && Compose<Int4Group32Zero, experts::HopperW4A16>::kLegal);
-static_assert(Compose<Nvfp4, experts::HopperW4A16>::kLegal && !Compose<quantization::Nvfp4, experts::HopperW4A16>::kLegal);
+static_assert(Compose<Nvfp4, experts::HopperW4A16>::kLegal && Compose<quantization::Nvfp4, experts::HopperW4A16>::kLegal);
 static_assert(!Compose<quantization::WNa16<4, 16>, experts::HopperW4A16>::kLegal);
 
 TEST(HopperW4A16, CompositionEqualsOracle) {

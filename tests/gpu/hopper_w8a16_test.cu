@@ -190,7 +190,7 @@ using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
 template <class Q, class Experts>
 using Compose = Composition<Config, Router, Q, backends::NoExpertParallel<Cuda>, Experts>;
 static_assert(Compose<Int8, experts::HopperW8A16>::kLegal && Compose<Fp8, experts::HopperW8A16>::kLegal);
-static_assert(Compose<Mxfp8, experts::HopperW8A16>::kLegal && !Compose<quantization::Mxfp8<>, experts::HopperW8A16>::kLegal);
+static_assert(Compose<Mxfp8, experts::HopperW8A16>::kLegal && Compose<quantization::Mxfp8<>, experts::HopperW8A16>::kLegal);
 static_assert(!Compose<quantization::None, experts::HopperW8A16>::kLegal &&
               !Compose<quantization::Int4Group128, experts::HopperW8A16>::kLegal);
 

@@ -76,6 +76,7 @@ struct RandomWeights {
                    std::mt19937_64& gen, int exponent, float zero_offset, Scales wanted) {
     std::vector<Code> c(static_cast<std::size_t>(experts * rows * Quant::weight_code_cols(cols)));
     constexpr bool kE4m3 = Quant::kWeightDType == DType::e4m3;
+    constexpr bool kNvfp4 = std::is_base_of_v<quantization::Nvfp4Weights, Quant>;
     static_assert(sizeof(Code) == 1);
     for (Code& v : c) {
       auto bits = static_cast<std::uint8_t>(gen() >> 32);
@@ -88,7 +89,7 @@ struct RandomWeights {
     float const sigma = 1.0F / std::sqrt(static_cast<float>(cols));
     for (Scale& v : s) {
       float const uniform = static_cast<float>(gen() % 1024) / 1024.0F;
-      if constexpr (std::is_same_v<Quant, quantization::Nvfp4W4A16>) {  // 0.5 to 3.75; some are zero, subnormal or negative
+      if constexpr (kNvfp4) {  // 0.5 to 3.75; some are zero, subnormal or negative
         std::uint64_t const kind = gen() % 16;
         v = static_cast<std::uint8_t>(kind == 0 ? gen() % 8 : ((6 + gen() % 3) << 3) | (gen() % 8));
         if (kind == 1) v |= 0x80u;
@@ -105,7 +106,7 @@ struct RandomWeights {
         }
       }
     }
-    if constexpr (std::is_same_v<Quant, quantization::Nvfp4W4A16>) {
+    if constexpr (kNvfp4) {
       for (int e = 0; e < experts; ++e) {
         Quant::set_weight_global(s.data() + e * count, rows, cols,
                                  std::ldexp(sigma / 5.8F, exponent) * (1.0F + 0.125F * static_cast<float>(e % 4)));
@@ -149,20 +150,23 @@ struct StoredRows {
 
   StoredRows(std::vector<bf16> const& rows, std::int64_t row_elements)
       : hidden(row_elements), count(static_cast<std::int64_t>(rows.size()) / row_elements) {
-    std::vector<Element> e(rows.size());
+    std::int64_t const columns = Quant::payload_cols(hidden);
+    std::vector<Element> e(static_cast<std::size_t>(count * columns));
     std::vector<Scale> s(static_cast<std::size_t>(count * Quant::scale_cols(hidden)));
     for (std::int64_t r = 0; r < count; ++r) {
-      Quant{}.template quantize_row<bf16>(rows.data() + r * hidden, hidden, e.data() + r * hidden,
+      Quant{}.template quantize_row<bf16>(rows.data() + r * hidden, hidden, e.data() + r * columns,
                                           s.data() + r * Quant::scale_cols(hidden));
     }
     elements = upload(e);
     if (!s.empty()) scales = upload(s);
   }
-  Rows<Element const> element_rows() const { return make_rows(static_cast<Element const*>(elements.data()), count, hidden); }
+  Rows<Element const> element_rows() const {
+    return make_rows(static_cast<Element const*>(elements.data()), count, Quant::payload_cols(hidden));
+  }
   Rows<Scale const> scale_rows() const { return make_rows(static_cast<Scale const*>(scales.data()), count, Quant::scale_cols(hidden)); }
   /// `blocks` blocks of equally many rows.
   Blocks<Element const> element_blocks(std::int64_t blocks) const {
-    return make_blocks(static_cast<Element const*>(elements.data()), blocks, count / blocks, hidden);
+    return make_blocks(static_cast<Element const*>(elements.data()), blocks, count / blocks, Quant::payload_cols(hidden));
   }
   Blocks<Scale const> scale_blocks(std::int64_t blocks) const {
     return make_blocks(static_cast<Scale const*>(scales.data()), blocks, count / blocks, Quant::scale_cols(hidden));

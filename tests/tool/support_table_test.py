@@ -126,14 +126,15 @@ def schemes(policy_rows, rows):
     architectures = sorted(described[0]["architectures"], key=lambda name: int(name.removeprefix("sm_")))
 
     def cell(support):
-        return support["support"] + ("" if support["support"] == "emulated" else f" (`{support['experts']}`)")
+        return support["support"] + ("" if support["experts"] == "cuda_reference" else f" (`{support['experts']}`)")
 
     out += ["### On each architecture", "",
-            "The best support among the experts of the CUDA space, with the first experts of the registry that have it;",
-            "[choose.md](choose.md) says which experts are fastest. Tested on sm_90 only.", "",
+            "The best support among the experts of the CUDA space, with the first experts of the registry that have it, of those that",
+            "emulate the last; [choose.md](choose.md) says which experts are fastest. Tested on sm_90 only.", "",
             "* **native**: the tensor cores take what is stored",
             "* **converted**: weights become bf16 or e4m3 in registers on the way to the tensor cores",
-            "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores",
+            "* **emulated**: the rounding of the scheme, then products of what the codes stand for: of bf16 on the tensor cores where",
+            "  experts are named, else of float32 without them in `cuda_reference`",
             ""]
     return out + table(["scheme", *architectures],
                        [[f"`{row['name']}`", *[cell(row["architectures"][name]) for name in architectures]] for row in described])

@@ -147,13 +147,12 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
     EXPECT_EQ(support(scheme, 90, "hopper_w4a8"), Support::converted);
     EXPECT_EQ(support(scheme, 89, "cuda_reference"), Support::emulated);
   }
-  for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8"}) {
-    EXPECT_EQ(support(scheme, 90, "cuda_reference"), Support::emulated) << "no Hopper kernel has these rows with these weights";
+  for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4", "nvfp4"}) {
+    EXPECT_EQ(support(scheme, 90, "hopper_w4a16"), Support::emulated) << "rows in codes, multiplied as bf16";
+    EXPECT_EQ(support(scheme, 100, "cuda_reference"), Support::emulated);
   }
-  for (int const architecture : registry::kArchitectures) {
-    EXPECT_EQ(support("mxfp8", architecture, "cuda_reference"), Support::emulated);
-    EXPECT_EQ(support("nvfp4", architecture, "cuda_reference"), Support::emulated);
-  }
+  EXPECT_EQ(support("mxfp8", 90, "hopper_w8a16"), Support::emulated);
+  EXPECT_EQ(support("mxfp8", 89, "cuda_reference"), Support::emulated);
   EXPECT_EQ(registry::best_support<quantization::None>(75).support, Support::none);
 }
 

@@ -10,6 +10,7 @@
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/nvfp4.hpp"
+#include "moe/quantization/w4a8.hpp"
 
 namespace moe::experts {
 
@@ -40,6 +41,27 @@ struct W4Storage<quantization::Nvfp4W4A16> {
   static constexpr int group(std::int64_t) { return 16; }
 };
 
+template <quantization::MxRule WeightRule>
+struct W4Storage<quantization::Mxfp4<quantization::MxRule::ceil, WeightRule>> : W4Storage<quantization::Mxfp4W4A16<WeightRule>> {
+  static constexpr hopper::RowFormat kRows = hopper::RowFormat::mxfp4;
+};
+template <quantization::MxRule WeightRule>
+struct W4Storage<quantization::Mxfp4W4A8<quantization::MxRule::ceil, WeightRule>> : W4Storage<quantization::Mxfp4W4A16<WeightRule>> {
+  static constexpr hopper::RowFormat kRows = hopper::RowFormat::mxfp8;
+};
+template <>
+struct W4Storage<quantization::Nvfp4> : W4Storage<quantization::Nvfp4W4A16> {
+  static constexpr hopper::RowFormat kRows = hopper::RowFormat::nvfp4;
+};
+template <int Group>
+struct W4Storage<quantization::W4A8<quantization::Fp8Codec<>, Group>> : W4Storage<quantization::WNa16<4, Group>> {
+  static constexpr hopper::RowFormat kRows = hopper::RowFormat::fp8;
+};
+template <int Group>
+struct W4Storage<quantization::W4A8<quantization::Int8Codec, Group>> : W4Storage<quantization::WNa16<4, Group>> {
+  static constexpr hopper::RowFormat kRows = hopper::RowFormat::int8;
+};
+
 struct W4Storages : WidenedStorages {
   static constexpr char const* kName = "hopper_w4a16";
   template <class Quant>
@@ -50,7 +72,9 @@ struct W4Storages : WidenedStorages {
 
 /// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
-/// have kernels of their own. Weights become bf16 in registers, exactly; int4's scales are rounded to 11 significant bits.
+/// have kernels of their own. Weights become bf16 in registers, exactly; int4's scales are rounded to 11 significant bits. Rows
+/// in mxfp4, mxfp8 (under mxfp4 weights) and nvfp4, and in e4m3 or int8 with a scale per row (under int4 weights without zero points)
+/// become bf16, exactly, and the float32 intermediate is rounded like them between the products, in kernels of their own.
 struct HopperW4A16 : detail::PackedWeights<detail::W4Storages> {};
 
 }  // namespace moe::experts

@@ -16,7 +16,7 @@ struct SchemeSupport {
   std::string_view scheme;
   int architecture;  ///< compute capability, 80 for 8.0
   quantization::Support support = quantization::Support::none;
-  std::string_view experts = "";  ///< the first experts policy with this support level
+  std::string_view experts = "";  ///< the first experts policy with this support level; of those that emulate, the last
 };
 
 /// The architectures that the table has a column for.
@@ -29,7 +29,8 @@ SchemeSupport best_support(int architecture) {
   hana::for_each(cuda_experts, [&](auto type) {
     using Experts = typename decltype(type)::type;
     if constexpr (Experts::template supports_quantization<Quant>()) {
-      if (quantization::Support const s = facts::support_on<Experts, Quant>(architecture); s > best.support) {
+      if (quantization::Support const s = facts::support_on<Experts, Quant>(architecture);
+          s > best.support || (s == best.support && s == quantization::Support::emulated)) {
         best.support = s;
         best.experts = Experts::kName;
       }

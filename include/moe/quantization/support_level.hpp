@@ -12,7 +12,7 @@ namespace moe::quantization {
 /// How a GPU computes the products of a scheme, worst first. Experts of the CUDA space state it (facts::support_on()).
 enum class Support : std::uint8_t {
   none,       ///< refused on that GPU
-  emulated,   ///< dequantised to float32 before the products: the rounding of the scheme, more work, no tensor cores
+  emulated,   ///< the rounding of the scheme, more work: products of float32, or of rows in codes widened to bf16 on the tensor cores
   converted,  ///< weights become bf16 or e4m3 in registers on the way to the tensor cores
   native,     ///< the tensor cores take the stored values
 };

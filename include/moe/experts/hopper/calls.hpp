@@ -33,12 +33,17 @@ class HopperCalls {
   /// Fills `call` with the tokens and the output. False if there are no rows; E_ARG for sizes that do not fit.
   template <class Tokens, class Output>
   bool standard_call(Tokens const& tokens, Rows<Output> y, hopper::LayerCall& call) const {
+    return standard_call(tokens, y, call, hidden_);
+  }
+  /// The same of rows of `columns` stored elements.
+  template <class Tokens, class Output>
+  bool standard_call(Tokens const& tokens, Rows<Output> y, hopper::LayerCall& call, std::int64_t columns) const {
     std::int64_t const rows = tokens.rows.extent(0);
     check_rows(rows, y.extent(0), max_rows_);
     if (rows == 0) return false;
     expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
     expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
-    expect("columns of x", tokens.rows.extent(1), hidden_);
+    expect("columns of x", tokens.rows.extent(1), columns);
     expect("columns of the output", y.extent(1), hidden_);
     expect("row stride of the output", y.stride(0), hidden_);
     call.x = tokens.rows.data_handle();
@@ -56,12 +61,17 @@ class HopperCalls {
   /// The capacity of a block; 0: nothing to do. E_ARG for sizes that do not fit.
   template <class Tokens, class Output>
   int checked_capacity(Tokens const& tokens, Blocks<Output> y) const {
+    return checked_capacity(tokens, y, hidden_);
+  }
+  /// The same of rows of `columns` stored elements.
+  template <class Tokens, class Output>
+  int checked_capacity(Tokens const& tokens, Blocks<Output> y, std::int64_t columns) const {
     std::int64_t const capacity = tokens.capacity();
     bool const gathers = tokens.gather.extent(0) > 0;
     check_rows(capacity, y.extent(1), max_rows_);
     if (capacity == 0) return 0;
     expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
-    expect("columns of x", tokens.rows.extent(2), hidden_);
+    expect("columns of x", tokens.rows.extent(2), columns);
     expect("rows of an output block", y.extent(1), capacity);
     expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
     return static_cast<int>(capacity);

@@ -26,9 +26,20 @@
 
 namespace moe::experts::detail {
 
+/// The format of rows that the layer of a storage widens to bf16, rounding the intermediate like them; bf16: it does not.
+template <class Storage>
+constexpr hopper::RowFormat rounded_rows() {
+  if constexpr (requires { Storage::kRows; }) {
+    return Storage::kRows;
+  } else {
+    return hopper::RowFormat::bf16;
+  }
+}
+
 /// Experts that pack their weights. Storages has kName; for each quantisation Of<Quant>: kSupported and, where that is true, kScheme and
-/// group(cols), the elements of a row of `cols` that share a scale; the Layer; launcher<scheme>() and any_launcher<scheme>() of its
-/// kernels; link_kernels(), which names the function that only the kernels' definitions have.
+/// group(cols), the elements of a row of `cols` that share a scale, and kRows if rounded_rows() is not bf16; the Layer; launcher<scheme>(),
+/// any_launcher<scheme>() and, for such rows, rounded_launcher<scheme>() of its kernels; link_kernels(), which names the function that only
+/// the kernels' definitions have.
 template <class Storages>
 struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   static constexpr char const* kName = Storages::kName;
@@ -50,6 +61,17 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   static constexpr bool supports_quantization() {
     return Storages::template Of<Q>::kSupported;
   }
+  /// Rows that are rounded to codes and multiplied as bf16 are emulated.
+  template <class Q>
+  static constexpr quantization::Support support_on(int sm) {
+    using quantization::Support;
+    if constexpr (!supports_quantization<Q>()) {
+      return Support::none;
+    } else {
+      if (sm != 90) return Support::none;
+      return rounded_rows<typename Storages::template Of<Q>>() == hopper::RowFormat::bf16 ? Support::converted : Support::emulated;
+    }
+  }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {
     if constexpr (supports_quantization<Quant>()) {
@@ -64,6 +86,8 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
   class Kernel : HopperCalls {
     using Storage = typename Storages::template Of<Quant>;
     using Layer = typename Storages::Layer;
+    static constexpr hopper::RowFormat kRows = rounded_rows<Storage>();
+    static constexpr bool kRounds = kRows != hopper::RowFormat::bf16;
 
    public:
     using Act = typename Config::Act;
@@ -73,13 +97,13 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
 
     /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit or negative workers,
     /// E_UNSUPPORTED for a scale under which a weight is not finite or a device that is not Hopper.
-    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, [[maybe_unused]] Quant const& quant,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls(kName, shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
           shared_(params.workspace),
           sizes_(local_shape(shape, weights)),
-          layer_(make_layer(shape, weights, activation, sizes_, arena)) {
+          layer_(make_layer(shape, weights, quant, activation, sizes_, arena)) {
       Storages::link_kernels();
       if (params.workers != 0) layer_.limit_workers(params.workers);
       std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
@@ -93,8 +117,11 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     /// rows rounded to bf16; of one token, which may have a kernel of its own, of rows in float32. Enqueues.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
       hopper::LayerCall call{};
-      if (!standard_call(tokens, y, call)) return;
-      if constexpr (Quant::kQuantizesActivations) {
+      if (!standard_call(tokens, y, call, Quant::payload_cols(hidden()))) return;
+      if constexpr (kRounds) {
+        hopper::W4Codes const codes{call.x, call.x_stride, tokens.scales.data_handle(), tokens.scales.stride(0)};
+        return layer_.forward(call, codes, workspace_, stream);
+      } else if constexpr (Quant::kQuantizesActivations) {
         call.x_scales = tokens.scales.data_handle();
         call.x_scale_stride = tokens.scales.stride(0);
       }
@@ -103,15 +130,20 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
       hopper::BatchedCall call{};
-      call.capacity = checked_capacity(tokens, y);
+      call.capacity = checked_capacity(tokens, y, Quant::payload_cols(hidden()));
       if (call.capacity == 0) return;
       call.x = tokens.rows.data_handle();
-      if constexpr (Quant::kQuantizesActivations) call.x_scales = tokens.scales.data_handle();
+      if constexpr (Quant::kQuantizesActivations && !kRounds) call.x_scales = tokens.scales.data_handle();
       call.counts = tokens.expert_num_tokens.data_handle();
       call.expected_rows = expected_rows_;
       call.out = y.data_handle();
       call.gather = gather_of(tokens);
-      layer_.forward_batched(call, workspace_, stream);
+      if constexpr (kRounds) {
+        hopper::W4Codes const codes{call.x, tokens.rows.extent(2), tokens.scales.data_handle(), tokens.scales.extent(2)};
+        layer_.forward_batched(call, codes, workspace_, stream);
+      } else {
+        layer_.forward_batched(call, workspace_, stream);
+      }
     }
 
     /// The tiles of a call of the most rows, for a log.
@@ -129,8 +161,13 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
       return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
               Format == ActivationFormat::standard ? shape.topk() : 1};
     }
-    static Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
-                            hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
+    static hopper::W4Rows rows_of(Quant const& quant) {
+      hopper::W4Rows rows{.format = kRows};
+      if constexpr (kRows == hopper::RowFormat::nvfp4) rows.global_scale = quant.act.global_scale;
+      return rows;
+    }
+    static Layer make_layer(Shape<Config> const& shape, Weights const& weights, [[maybe_unused]] Quant const& quant,
+                            typename Config::Activation const& activation, hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       activation::Kind const kind = hopper::kind_of(activation);
       bool const gated = activation::gated(kind);
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
@@ -138,12 +175,16 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
       w.w13_group = Storage::group(sizes.hidden);
       w.w2_group = Storage::group(sizes.intermediate);
       char* const packed = arena.template take<char>(Layer::packed_bytes(sizes, Storage::kScheme, gated));
-      if (hopper::is_w4_activation(kind) && !shape.weight_on_input()) {
-        hopper::W4Activation const act = hopper::w4_activation(kind, activation.constants);
-        return {sizes, Storage::kScheme, w, act, packed, Storages::template launcher<Storage::kScheme>()};
-      }
       hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};
-      return {sizes, Storage::kScheme, w, any, packed, Storages::template any_launcher<Storage::kScheme>()};
+      if constexpr (kRounds) {
+        return {sizes, Storage::kScheme, w, any, rows_of(quant), packed, Storages::template rounded_launcher<Storage::kScheme>()};
+      } else {
+        if (hopper::is_w4_activation(kind) && !shape.weight_on_input()) {
+          hopper::W4Activation const act = hopper::w4_activation(kind, activation.constants);
+          return {sizes, Storage::kScheme, w, act, packed, Storages::template launcher<Storage::kScheme>()};
+        }
+        return {sizes, Storage::kScheme, w, any, packed, Storages::template any_launcher<Storage::kScheme>()};
+      }
     }
 
     int expected_rows_;
@@ -164,6 +205,10 @@ struct WidenedStorages {
   template <hopper::W4Scheme S>
   static hopper::W4Launcher any_launcher() {
     return hopper::w4_any_launcher<S>();
+  }
+  template <hopper::W4Scheme S>
+  static hopper::W4Launcher rounded_launcher() {
+    return hopper::w4_rounded_launcher<S>();
   }
   static void link_kernels() { fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels(); }
 };

@@ -12,6 +12,7 @@
 #include "moe/experts/hopper/w4/check_scales.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/pack.cuh"
+#include "moe/experts/hopper/w4/rounded_call.cuh"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 
 namespace moe::fix {
@@ -46,6 +47,7 @@ struct W4A16Layer::State {
   bool gated = true;
   bool weight_on_input = false;
   bool takes_one_token = false;  ///< the launcher has the kernel for one token
+  W4Rows rows{};                 ///< the launcher is that of one product, unless they are bf16
   W4Launcher launcher = nullptr;
   int workers = 0;
   std::uint8_t* packed[2] = {nullptr, nullptr};
@@ -80,8 +82,11 @@ struct W4A16Layer::State {
     }
   }
   w4::Constants make_constants() const;
-  /// Enqueues the layer.
-  void enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const;
+  /// Enqueues the layer. `codes`: the rows, unless they are bf16.
+  void enqueue(Request const& request, W4Tuning const& tuning, W4Codes const& codes, cudaStream_t stream) const;
+  /// The same of quantised rows.
+  void enqueue_rounded(Request const& request, W4Tuning const& tuning, W4Codes const& codes, cudaStream_t stream) const;
+  void enqueue_batched(BatchedCall const& batch, W4Codes const& codes, void* workspace, cudaStream_t stream) const;
   w4::AnyParams layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
@@ -133,6 +138,12 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   open(shape, scheme, weights, packed, launcher);
 }
 
+[[gnu::used]] inline W4A16Layer::W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation,
+                                            W4Rows const& rows, void* packed, W4Launcher launcher)
+    : W4A16Layer((w4::check_rows(policy_name(scheme), shape, rows), shape), scheme, weights, activation, packed, launcher) {
+  state_->rows = rows;
+}
+
 [[gnu::used]] inline void W4A16Layer::open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed,
                                            W4Launcher launcher) {
   check_w4(shape, scheme, weights);
@@ -163,7 +174,9 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   return choose_w4_tuning(state_->shape, state_->scheme, max_tokens);
 }
 [[gnu::used]] inline std::int64_t W4A16Layer::workspace_bytes(int max_tokens) const {
-  return plan_w4_workspace(state_->shape, max_tokens).bytes;
+  W4Workspace const space = plan_w4_workspace(state_->shape, max_tokens);
+  if (state_->rows.format == RowFormat::bf16) return space.bytes;
+  return w4::plan_rounded_workspace(space.bytes, max_tokens, space.slots, state_->shape.hidden, state_->intermediate()).bytes;
 }
 
 inline w4::Constants W4A16Layer::State::make_constants() const {
@@ -194,8 +207,9 @@ inline w4::AnyParams W4A16Layer::State::layer_params(Request const& r, W4Workspa
   return p;
 }
 
-inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const {
+inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& tuning, W4Codes const& codes, cudaStream_t stream) const {
   LayerCall const& call = request.call;
+  if (rows.format != RowFormat::bf16) return enqueue_rounded(request, tuning, codes, stream);
   w4::check_call(request, shape, tuning, 8, most_rows(scheme));
   if (call.max_tokens == 0) return;
   W4Workspace const space = plan_w4_workspace(request.rows_of(shape), call.max_tokens);
@@ -212,19 +226,59 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
   if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }
 
+inline void W4A16Layer::State::enqueue_rounded(Request const& request, W4Tuning const& tuning, W4Codes const& codes,
+                                               cudaStream_t stream) const {
+  LayerCall const given = request.call;
+  W4Workspace const space = plan_w4_workspace(request.rows_of(shape), given.max_tokens);
+  w4::RoundedWorkspace const rounded = w4::plan_rounded_workspace(space.bytes, given.max_tokens, space.slots, shape.hidden, intermediate());
+  // The kernels read the widened rows, which lie in the order of the tokens or slots.
+  LayerCall call = given;
+  call.x = detail::at<char>(request.workspace, rounded.x);
+  call.x_stride = shape.hidden;
+  call.gather = nullptr;
+  Request const inner{call, request.batch_counts, request.capacity, request.workspace};
+  w4::check_call(inner, shape, tuning, 8, most_rows(scheme));
+  if (given.max_tokens == 0) return;
+  w4::check_codes(rows, shape, codes);
+  detail::check_slots(policy_name(scheme), space.slots);
+
+  AlignArgs const align = w4::align_args(inner, shape, constants, space, tuning, workers, gated ? kGateFeatures : kOutputFeatures);
+  w4::RoundedParams params{};
+  static_cast<w4::AnyParams&>(params) = layer_params(inner, space, tuning, align);
+  w4::set_rounded(params, rows, rounded, request.workspace);
+  w4::widen_rows(request, rows, codes, params, workers, stream);
+  detail::launch_align(align, 0, stream);
+  launcher(w4::only_phase(params, 0), workers, stream);
+  w4::round_rows(rows, params, shape.intermediate, workers, stream);
+  launcher(w4::only_phase(params, 1), workers, stream);
+  if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, given.out, workers, stream);
+}
+
+inline void W4A16Layer::State::enqueue_batched(BatchedCall const& batch, W4Codes const& codes, void* workspace, cudaStream_t stream) const {
+  LocalShape const slots = w4::of_slots(shape);
+  W4Tuning const tuning = choose_w4_tuning(slots, scheme, w4::expected_tokens(slots, batch));
+  LayerCall const call = w4::call_of(slots, batch);
+  enqueue({call, batch.counts, batch.capacity, workspace}, tuning, codes, stream);
+}
+
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const {
   detail::check_routing(call);
-  state_->enqueue({call, nullptr, 0, workspace}, tuning, stream);
+  state_->enqueue({call, nullptr, 0, workspace}, tuning, {}, stream);
 }
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
   forward(call, tuning(call.max_tokens), workspace, stream);
 }
+[[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, W4Codes const& codes, void* workspace, CUstream_st* stream) const {
+  detail::check_routing(call);
+  state_->enqueue({call, nullptr, 0, workspace}, tuning(call.max_tokens), codes, stream);
+}
 
 [[gnu::used]] inline void W4A16Layer::forward_batched(BatchedCall const& batch, void* workspace, CUstream_st* stream) const {
-  LocalShape const shape = w4::of_slots(state_->shape);
-  W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, w4::expected_tokens(shape, batch));
-  LayerCall const call = w4::call_of(shape, batch);
-  state_->enqueue({call, batch.counts, batch.capacity, workspace}, tuning, stream);
+  state_->enqueue_batched(batch, {}, workspace, stream);
+}
+[[gnu::used]] inline void W4A16Layer::forward_batched(BatchedCall const& batch, W4Codes const& codes, void* workspace,
+                                                      CUstream_st* stream) const {
+  state_->enqueue_batched(batch, codes, workspace, stream);
 }
 
 }  // namespace moe::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/w4a16_layer.hpp: the MoE layer's experts with 4- or 8-bit weights and bf16 activations on one Hopper GPU (sm_90a),
-// standard and batched formats, at most three launches. Plain host C++; the definitions are in w4a16_layer.cuh.
+// standard and batched formats, at most three launches, of quantised rows six. Plain host C++; the definitions are in w4a16_layer.cuh.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "moe/experts/hopper/w4/batched_call.hpp"
 #include "moe/experts/hopper/w4/problem.hpp"
+#include "moe/experts/hopper/w4/rounded_rows.hpp"
 
 struct CUstream_st;
 
@@ -18,8 +19,8 @@ void include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_ke
 
 namespace moe::hopper {
 
-/// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured; the row
-/// count may be in device memory.
+/// One layer's experts. forward() enqueues at most three kernels, of quantised rows six, allocates nothing, never synchronises, and can be
+/// captured; the row count may be in device memory.
 class W4A16Layer {
  public:
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
@@ -32,6 +33,11 @@ class W4A16Layer {
   /// The same with any activation, gated or not. `launcher`: w4_any_launcher<scheme>(). E_CONFIG for an activation without its limit.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation, void* packed,
              W4Launcher launcher);
+  /// The same with rows in codes: forward() takes those, and the intermediate is rounded to such codes before the second product.
+  /// `launcher`: w4_rounded_launcher<scheme>(). E_CONFIG for a global scale that is not a finite positive number, and if a group of the
+  /// rows does not divide the intermediate width.
+  W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation, W4Rows const& rows,
+             void* packed, W4Launcher launcher);
   ~W4A16Layer();
   W4A16Layer(W4A16Layer&&) noexcept;
   W4A16Layer& operator=(W4A16Layer&&) noexcept;
@@ -57,6 +63,9 @@ class W4A16Layer {
   void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
   /// The workspace is for E·capacity slots.
   void forward_batched(BatchedCall const& call, void* workspace, CUstream_st* stream) const;
+  /// The same of a layer whose rows are codes, instead of x and x_stride of the call. E_ARG for null codes or scales and short strides.
+  void forward(LayerCall const& call, W4Codes const& codes, void* workspace, CUstream_st* stream) const;
+  void forward_batched(BatchedCall const& call, W4Codes const& codes, void* workspace, CUstream_st* stream) const;
 
  private:
   /// Checks and packs.

@@ -8,6 +8,7 @@
 
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/w4/kernel.cuh"
+#include "moe/experts/hopper/w4/rounded_kernel.cuh"
 #include "moe/experts/hopper/w4/token_kernel.cuh"
 
 namespace moe::hopper {
@@ -29,29 +30,48 @@ inline void launch_token(Params const& p, int workers, cudaStream_t stream) {
   hopper::detail::launch(packed_token_kernel<S>, workers, 32 * p.token.warps, p.token.bytes, 1, stream, p);
 }
 
+/// Calls launch<Groups, Depth, Stages, MaxRows>() of the kernel for tiles of that many rows.
+template <W4Scheme S, class Launch>
+void with_tile(int tile_rows, Launch const& launch) {
+  constexpr int kMedium = medium_rows(S);
+  constexpr bool kBytes = code_bits(S) == 8;  // a stage has twice the weights
+  if (tile_rows <= 16) {
+    if constexpr (S == W4Scheme::mxfp8) {  // with its scales three stages of four do not fit
+      launch.template operator()<4, 2, 5, 16>();
+    } else {
+      launch.template operator()<4, 4, kBytes ? 3 : 4, 16>();
+    }
+  } else if (tile_rows <= kMedium) {
+    constexpr int kDepth = has_zero_points(S) ? 2 : 4;
+    constexpr int kStages = kBytes ? 2 : kDepth == 2 ? 7 : scales_sums(S) ? 4 : 3;
+    launch.template operator()<4, kDepth, kStages, kMedium>();
+  } else {
+    constexpr int kDepth = kBytes || scales_sums(S) ? 2 : 4;
+    constexpr int kStages = kBytes ? 3 : scales_sums(S) ? 5 : 2;
+    launch.template operator()<2, kDepth, kStages, most_rows(S)>();
+  }
+}
+
 /// `Any`: p is the base of an AnyParams.
 template <W4Scheme S, bool Any>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   if constexpr (!Any) {
     if (p.token.warps > 0) return launch_token<S>(p, workers, stream);
   }
-  constexpr int kMedium = medium_rows(S);
-  constexpr bool kBytes = code_bits(S) == 8;  // a stage has twice the weights
-  if (p.align.plan.tile_rows <= 16) {
-    if constexpr (S == W4Scheme::mxfp8) {  // with its scales three stages of four do not fit
-      launch_layer<S, 4, 2, 5, 16, Any>(p, workers, stream);
-    } else {
-      launch_layer<S, 4, 4, kBytes ? 3 : 4, 16, Any>(p, workers, stream);
-    }
-  } else if (p.align.plan.tile_rows <= kMedium) {
-    constexpr int kDepth = has_zero_points(S) ? 2 : 4;
-    constexpr int kStages = kBytes ? 2 : kDepth == 2 ? 7 : scales_sums(S) ? 4 : 3;
-    launch_layer<S, 4, kDepth, kStages, kMedium, Any>(p, workers, stream);
-  } else {
-    constexpr int kDepth = kBytes || scales_sums(S) ? 2 : 4;
-    constexpr int kStages = kBytes ? 3 : scales_sums(S) ? 5 : 2;
-    launch_layer<S, 2, kDepth, kStages, most_rows(S), Any>(p, workers, stream);
-  }
+  with_tile<S>(p.align.plan.tile_rows, [&]<int Groups, int Depth, int Stages, int MaxRows>() {
+    launch_layer<S, Groups, Depth, Stages, MaxRows, Any>(p, workers, stream);
+  });
+}
+
+/// p is the base of a RoundedParams, whose plan has the units of one phase.
+template <W4Scheme S>
+void launch_rounded_tuned(Params const& p, int workers, cudaStream_t stream) {
+  with_tile<S>(p.align.plan.tile_rows, [&]<int Groups, int Depth, int Stages, int MaxRows>() {
+    using L = Layout<S, Groups, Depth, Stages, MaxRows, true>;
+    constexpr auto* kKernel = rounded_kernel<S, Groups, Depth, Stages, MaxRows>;
+    hopper::detail::allow_shared_memory<kKernel>(L::kBytes);
+    hopper::detail::launch(kKernel, workers, L::kThreads, L::kBytes, 1, stream, static_cast<RoundedParams const&>(p));
+  });
 }
 
 }  // namespace w4
@@ -63,6 +83,10 @@ W4Launcher w4_launcher() {
 template <W4Scheme S>
 W4Launcher w4_any_launcher() {
   return &w4::launch_layer_tuned<S, true>;
+}
+template <W4Scheme S>
+W4Launcher w4_rounded_launcher() {
+  return &w4::launch_rounded_tuned<S>;
 }
 
 }  // namespace moe::hopper

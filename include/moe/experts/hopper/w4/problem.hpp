@@ -265,11 +265,13 @@ struct Params;
 
 /// Enqueues the layer kernel of one scheme on this number of multiprocessors.
 using W4Launcher = void (*)(w4::Params const& params, int workers, CUstream_st* stream);
-/// The launchers of a scheme: of W4Activation, and of any activation. Defined in experts/hopper/w4/launch.cuh, from which a program
-/// instantiates them or links them (moe_add_hopper_kernels).
+/// The launchers of a scheme: of W4Activation, of any activation, and of one product of rounded rows (rounded_rows.hpp). Defined in
+/// experts/hopper/w4/launch.cuh, from which a program instantiates them or links them (moe_add_hopper_kernels).
 template <W4Scheme S>
 W4Launcher w4_launcher();
 template <W4Scheme S>
 W4Launcher w4_any_launcher();
+template <W4Scheme S>
+W4Launcher w4_rounded_launcher();
 
 }  // namespace moe::hopper
