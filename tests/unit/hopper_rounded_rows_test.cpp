@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "moe/experts/hopper/w4/rounded_sums.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 
@@ -113,6 +114,42 @@ TEST(RoundedRowsTwice, BfloatBeforeTheCodesChangesThem) {
     for (std::size_t i = 0; i < x.size(); ++i) different += once.codes[i] != twice.codes[i] ? 1 : 0;
   }
   EXPECT_GT(different, 100 * 256 / 100);
+}
+
+// The threads of a warpgroup write each element of a brick's rows once, and read each of their sums once.
+TEST(RoundedRowsSums, EveryElementHasOneThread) {
+  constexpr int kColumns = 80;
+  for (bool const gated : {true, false}) {
+    int const features = gated ? 32 : 64;
+    std::vector<int> written(static_cast<std::size_t>(kColumns * features));
+    for (int thread = 0; thread < 128; ++thread) {
+      std::vector<int> read(kColumns / 2);
+      for (int i = 0; i < kColumns / 4; ++i) {
+        for (int half = 0; half < 2; ++half) {
+          ++read[static_cast<std::size_t>(w4::position_of_sum(half, i))];
+          if (gated && half == 1) continue;
+          int const feature = w4::feature_of_thread(thread, gated) + 8 * half;
+          ++written.at(static_cast<std::size_t>(w4::row_of_sum(thread, i) * features + feature));
+        }
+      }
+      EXPECT_EQ(std::count(read.begin(), read.end(), 1), kColumns / 2);
+    }
+    EXPECT_EQ(std::count(written.begin(), written.end(), 1), kColumns * features) << (gated ? "gated" : "ungated");
+  }
+}
+
+// mma's and wgmma's layout of sums: registers 0 and 1 are row r of columns c and c + 1, 2 and 3 row r + 8; of the next 8 columns 4 on.
+TEST(RoundedRowsSums, LieAsTheTensorCoresLeaveThem) {
+  for (int thread : {0, 1, 2, 3, 4, 37, 127}) {
+    for (int i = 0; i < 20; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        int const position = w4::position_of_sum(half, i);
+        EXPECT_EQ(position % 4 / 2, half);
+        EXPECT_EQ(w4::row_of_sum(thread, i), position / 4 * 8 + thread % 4 * 2 + position % 2);
+      }
+    }
+    EXPECT_EQ(w4::feature_of_thread(thread, false), thread / 32 * 16 + thread % 32 / 4);
+  }
 }
 
 TEST(RoundedRowsWorkspace, PartsDoNotOverlap) {

@@ -5,7 +5,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/w4/arguments.cuh"

@@ -11,6 +11,7 @@
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/loaders.cuh"
 #include "moe/experts/hopper/w4/mainloop.cuh"
+#include "moe/experts/hopper/w4/rounded_sums.hpp"
 
 namespace moe::hopper::w4 {
 
@@ -31,7 +32,7 @@ __device__ inline void scale_rows(RoundedParams const& p, Unit const& unit, floa
     if (factors != nullptr) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        int const row = 8 * j + 2 * (thread_index() & 3) + h;
+        int const row = row_of_sum(thread_index(), 2 * j + h);
         if (row >= unit.rows) continue;
         int const sorted = unit.first_row + row;
         f[h] *= factors[unit.phase == 0 ? p.align.sorted_rows[sorted].slot / p.align.topk : sorted];
@@ -40,7 +41,10 @@ __device__ inline void scale_rows(RoundedParams const& p, Unit const& unit, floa
 #pragma unroll
     for (int b = 0; b < L::kBricks; ++b) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) total[b][4 * j + i] *= f[i & 1];
+      for (int h = 0; h < 2; ++h) {
+        total[b][position_of_sum(0, 2 * j + h)] *= f[h];
+        total[b][position_of_sum(1, 2 * j + h)] *= f[h];
+      }
     }
   }
 }
@@ -50,8 +54,6 @@ template <class L, int N>
 __device__ inline void store_wide(RoundedParams const& p, Memory<L> const& memory, Unit const& unit, int first, int count, int group,
                                   float (&total)[L::kBricks][N / 2]) {
   int const thread = thread_index() & 127;
-  int const lane = thread & 31;
-  int const warp = thread >> 5;
   bool const gated = p.any.gated;
   float* const weights = memory.factors(group, L::kMaxRows);
   if (p.weight_on_input) {
@@ -64,7 +66,7 @@ __device__ inline void store_wide(RoundedParams const& p, Memory<L> const& memor
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
     if (b >= count) break;
-    int const feature = (gated ? 32 : kBrickRows) * (first + b) + (gated ? 8 : 16) * warp + (lane >> 2);
+    int const feature = (gated ? 32 : kBrickRows) * (first + b) + feature_of_thread(thread, gated);
     float bias[2] = {0.0F, 0.0F};  // of gate and up of one feature, or of two features
     if (p.layer.bias[0] != nullptr) {
       float const* const from = p.layer.bias[0] + (gated ? 2LL : 1LL) * unit.expert * width + feature;
@@ -75,16 +77,15 @@ __device__ inline void store_wide(RoundedParams const& p, Memory<L> const& memor
     float value[2][N / 4];
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
-      int const column = 8 * (i / 2) + 2 * (lane & 3) + i % 2;
-      float const w = p.weight_on_input ? weights[column] : 1.0F;
-      value[0][i] = fmaf(total[b][4 * (i / 2) + i % 2] * w, factor.x, bias[0]);
-      value[1][i] = fmaf(total[b][4 * (i / 2) + 2 + i % 2] * w, factor.y, bias[1]);
+      float const w = p.weight_on_input ? weights[row_of_sum(thread, i)] : 1.0F;
+      value[0][i] = fmaf(total[b][position_of_sum(0, i)] * w, factor.x, bias[0]);
+      value[1][i] = fmaf(total[b][position_of_sum(1, i)] * w, factor.y, bias[1]);
     }
     activation.apply(value[0], value[1]);
     float* const to = p.wide + static_cast<long long>(unit.first_row) * p.layer.intermediate + feature;
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
-      int const row = 8 * (i / 2) + 2 * (lane & 3) + i % 2;
+      int const row = row_of_sum(thread, i);
       if (row >= unit.rows) continue;
       float* const at = to + static_cast<long long>(row) * p.layer.intermediate;
       at[0] = value[0][i];
