@@ -36,7 +36,8 @@ void add_cuda_instances(std::vector<Instance>& all) {
   add<f16, HopperContiguous, quantization::None>(all);
   add<bf16, HopperW4A16, Int4Group32, Int4Group64, quantization::Int4Group128, quantization::Int4Group128Zero, quantization::Mxfp4W4A16<>,
       quantization::Nvfp4W4A16>(all);
-  add<bf16, HopperW8A16, quantization::Int8PerChannel, quantization::Fp8PerChannel<>, quantization::Mxfp8W8A16<>>(all);
+  add<bf16, HopperW8A16, quantization::Int8PerChannel, quantization::Fp8PerChannel<>, quantization::Mxfp8W8A16<>, quantization::Mxfp8<>>(
+      all);
   add<bf16, HopperW4A8, quantization::Mxfp4Fp8<>, quantization::Int4Fp8<32>, quantization::Int4Fp8<64>, quantization::Int4Fp8<128>,
       quantization::Int4Fp8<128, true>>(all);
 

@@ -189,6 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                                          Case{"int4_group32_fp8", "hopper_w4a8", 0.06}, Case{"int4_group64_fp8", "hopper_w4a8", 0.06},
                                          Case{"int4_group128_fp8", "hopper_w4a8", 0.06},
                                          Case{"int4_group128_zero_fp8", "hopper_w4a8", 0.06}, Case{"mxfp8", "cuda_reference", 0.06},
+                                         Case{"mxfp8", nullptr, 0.06}, Case{"mxfp8", "hopper_w8a16", 0.06},
                                          Case{"fp8_per_channel", "hopper_w8a16", 8e-3}, Case{"mxfp8_w8a16", "hopper_w8a16", 8e-3}));
 
 /// hopper_w4a8 are the only experts of the scheme on a GPU.
