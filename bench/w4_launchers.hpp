@@ -44,6 +44,23 @@ inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
   return nullptr;
 }
 
+/// The same with any activation.
+inline moe::hopper::W4Launcher any_launcher_of(moe::hopper::W4Scheme scheme) {
+  using enum moe::hopper::W4Scheme;
+  switch (scheme) {
+    case int4: return moe::hopper::w4_any_launcher<int4>();
+    case int4_zero: return moe::hopper::w4_any_launcher<int4_zero>();
+    case mxfp4: return moe::hopper::w4_any_launcher<mxfp4>();
+    case int4_32: return moe::hopper::w4_any_launcher<int4_32>();
+    case int4_32_zero: return moe::hopper::w4_any_launcher<int4_32_zero>();
+    case nvfp4: return moe::hopper::w4_any_launcher<nvfp4>();
+    case int8: return moe::hopper::w4_any_launcher<int8>();
+    case fp8: return moe::hopper::w4_any_launcher<fp8>();
+    case mxfp8: return moe::hopper::w4_any_launcher<mxfp8>();
+  }
+  return nullptr;
+}
+
 /// The same under rows of e4m3 (W4A8Layer); null for a scheme that has no such kernels.
 inline moe::hopper::w4a8::Launcher fp8_launcher_of(moe::hopper::W4Scheme scheme) {
   using enum moe::hopper::W4Scheme;
