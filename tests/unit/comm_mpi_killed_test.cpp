@@ -67,6 +67,21 @@ std::string rounds(moe::comm::Mpi& comm, bool before_combine) {
   return "no error";
 }
 
+/// The last rank kills itself, and rank 0 lives on without taking part, as one that waits for the dead rank elsewhere. Rank 1 misses both.
+std::string beside_a_rank_that_waits(moe::comm::Mpi& comm) {
+  if (comm.rank() == comm.size() - 1) raise(SIGKILL);
+  if (comm.rank() == 0) {
+    sleep(4);
+    return "";
+  }
+  try {
+    comm.barrier({});
+  } catch (moe::TransportError const& e) {
+    return e.code() == ErrorCode::timeout && e.peer() == comm.size() - 1 ? "" : moe::text("another rank named: ", e.what());
+  }
+  return "no error";
+}
+
 /// The program of one rank; writes its finding to folder/<rank> at its end. `ending`: "finalize"; "sets_option", which needs no option of
 /// mpirun: the program sets Open MPI's variable before MPI_Init; or "exit", which neither sets it nor calls MPI_Finalize.
 int run_rank(std::string const& backend, bool before_combine, std::string const& ending, std::string const& folder) {
@@ -77,9 +92,10 @@ int run_rank(std::string const& backend, bool before_combine, std::string const&
   alarm(kSurvivorSeconds);
   std::string finding;
   {
-    moe::comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 5000});
-    finding = backend == "low_latency" ? rounds<moe::backends::LowLatency<Window>>(comm, before_combine)
-                                       : rounds<moe::backends::HighThroughput<Window>>(comm, before_combine);
+    moe::comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = backend == "no_backend" ? 1000 : 5000});
+    finding = backend == "no_backend"    ? beside_a_rank_that_waits(comm)
+              : backend == "low_latency" ? rounds<moe::backends::LowLatency<Window>>(comm, before_combine)
+                                         : rounds<moe::backends::HighThroughput<Window>>(comm, before_combine);
   }
   if (ending != "exit") MPI_Finalize();
   moe_test::write_finding(folder, rank, finding);
@@ -92,6 +108,12 @@ TEST_P(KilledMpiRank, T10_SurvivorsComeOutOfFinalize) {
   if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [backend, death] = GetParam();
   moe_test::expect_survivors_fine(program, kRanks, {backend, death, "finalize"}, kRunSeconds);
+}
+
+// Not the rank that comes first among those that are missing.
+TEST(KilledBesideOneThatWaits, T10_TheDeadRankIsNamed) {
+  if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
+  moe_test::expect_survivors_fine(program, kRanks, {"no_backend", "barrier", "exit"}, kRunSeconds);
 }
 
 // What a program can do under an mpirun without `--mca async_mpi_finalize 1`.

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -55,14 +56,19 @@ std::string new_group_works(Model const& m) {
   return differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F);
 }
 
+struct HalfParts : RankParts {
+  using DualBatch = runner::dual_batch::Halves;
+};
+
 /// "" if everything was as it must be.
-template <class Backend>
+template <class Backend, class Parts = RankParts>
 std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
   comm::Mpi world(MPI_COMM_WORLD, {.timeout_ms = kDeadline}), tp(MPI_COMM_WORLD, {.timeout_ms = kDeadline});
   Model const m{.form = {false, false, shared}};
   BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = false;
-  Rank<Backend, experts::Reference<float>> rank(parallel_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
+  Rank<Backend, experts::Reference<float>, Parts> rank(parallel_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
+  if constexpr (std::is_same_v<Parts, HalfParts>) rank.runner.decide_dual_batch(true);
   std::vector<float> const x = bf16_numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
   if (std::string const wrong = differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F); !wrong.empty())
     return "before the death: " + wrong;
@@ -86,10 +92,13 @@ int run_rank(std::string const& form, int phase, std::string const& folder) {
   auto const stage = static_cast<Phase>(phase);
   std::string finding;
   try {
-    finding = form == "tp_all_to_all_v" ? survive<backends::AllToAllV<comm::Mpi>>({kRanks, 1, 1, true}, SharedOutput::partial, stage)
-              : form == "dp_low_latency"
-                  ? survive<backends::LowLatency<comm::MpiShared>>({1, kRanks, 1, true}, SharedOutput::complete, stage)
-                  : survive<backends::AllGatherReduceScatter<comm::Mpi>>({1, kRanks, 1, true}, SharedOutput::complete, stage);
+    finding =
+        form == "tp_all_to_all_v" ? survive<backends::AllToAllV<comm::Mpi>>({kRanks, 1, 1, true}, SharedOutput::partial, stage)
+        : form == "dp_halves"     ? survive<backends::AllToAllV<comm::Mpi>, HalfParts>({1, kRanks, 1, true}, SharedOutput::complete, stage)
+        : form == "dp_chunks" ? survive<backends::AllToAllV<comm::Mpi>, RankChunkParts>({1, kRanks, 1, true}, SharedOutput::complete, stage)
+        : form == "dp_low_latency"
+            ? survive<backends::LowLatency<comm::MpiShared>>({1, kRanks, 1, true}, SharedOutput::complete, stage)
+            : survive<backends::AllGatherReduceScatter<comm::Mpi>>({1, kRanks, 1, true}, SharedOutput::complete, stage);
   } catch (std::exception const& e) {
     finding = e.what();
   }
@@ -107,12 +116,15 @@ TEST_P(KilledRunnerRank, SurvivorsNameIt) {
   moe_test::expect_survivors_fine(program, kRanks, {form, std::to_string(static_cast<int>(phase))}, kRunSeconds);
 }
 
-// Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one.
+// Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one; in halves and in chunks.
 INSTANTIATE_TEST_SUITE_P(Stages, KilledRunnerRank,
                          testing::Values(std::pair{"tp_all_to_all_v", Phase::route}, std::pair{"tp_all_to_all_v", Phase::dispatch},
                                          std::pair{"tp_all_to_all_v", Phase::experts}, std::pair{"tp_all_to_all_v", Phase::reduction},
                                          std::pair{"dp_low_latency", Phase::route}, std::pair{"dp_low_latency", Phase::combine},
-                                         std::pair{"dp_gather", Phase::dispatch}, std::pair{"dp_gather", Phase::combine}),
+                                         std::pair{"dp_gather", Phase::dispatch}, std::pair{"dp_gather", Phase::combine},
+                                         std::pair{"tp_all_to_all_v", Phase::combine}, std::pair{"dp_low_latency", Phase::experts},
+                                         std::pair{"dp_halves", Phase::dispatch}, std::pair{"dp_halves", Phase::combine},
+                                         std::pair{"dp_chunks", Phase::shared}, std::pair{"dp_chunks", Phase::combine}),
                          [](auto const& info) { return text(info.param.first, "_in_", name(info.param.second)); });
 
 }  // namespace

@@ -4,7 +4,6 @@
 // (symmetric_memory.hpp).
 #pragma once
 
-#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -13,11 +12,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "moe/comm/process.hpp"
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/space.hpp"
 
@@ -28,32 +26,6 @@ struct HostWindowControl {
   static constexpr std::size_t process = 1088;     ///< own: u64 process id
   static constexpr std::size_t start_time = 1096;  ///< own: u64 when that process started, in ticks; 0: unknown
 };
-
-namespace detail {
-
-/// When the process with that id started, in ticks since boot; 0 if there is no such process, it has ended, or the time cannot be read.
-inline std::uint64_t process_start(std::uint64_t id) {
-  std::array<char, 64> path{};
-  std::snprintf(path.data(), path.size(), "/proc/%llu/stat", static_cast<unsigned long long>(id));
-  int const file = open(path.data(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) {
-    return 0;
-  }
-  std::array<char, 1024> text{};
-  ssize_t const n = read(file, text.data(), text.size() - 1);
-  close(file);
-  char const* at = n > 0 ? std::strrchr(text.data(), ')') : nullptr;  // the process name before it may hold any character
-  if (at == nullptr || at[1] == '\0' || at[2] == 'Z' || at[2] == 'X') {
-    return 0;
-  }
-  ++at;
-  for (int field = 3; field < 22 && at != nullptr; ++field) {
-    at = std::strchr(at + 1, ' ');
-  }
-  return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
-}
-
-}  // namespace detail
 
 /// One rank's view of a window; every rank of the node maps all parts. Holds no memory: a derived class maps the parts, zeroes this rank's
 /// part and calls attach(). Not thread-safe. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, the round and the

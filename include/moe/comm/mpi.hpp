@@ -15,10 +15,12 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
 #include "moe/comm/mpi_transfer.hpp"
+#include "moe/comm/process.hpp"
 #include "moe/comm/wait_times.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/space.hpp"
@@ -70,6 +72,12 @@ class Mpi {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
     check(MPI_Type_contiguous(kBlock, MPI_BYTE, &block_));
     check(MPI_Type_commit(&block_));
+    std::vector<detail::ProcessMark> all(counts_.size());
+    auto const mine = detail::ProcessMark::mine();
+    phase_ = "construction";
+    all_gather(&mine, sizeof mine, all.data(), {});
+    phase_ = nullptr;
+    processes_ = std::move(all);
   }
   explicit Mpi(MPI_Comm parent) : Mpi(parent, Params{}) {}
   Mpi(Mpi const&) = delete;
@@ -328,6 +336,7 @@ class Mpi {
     }
   }
 
+  /// Names the rank whose process has ended, if there is one: another that is missing may itself wait for it.
   [[noreturn]] void time_out() {
     int missing = -1;
     for (std::size_t i = 0; i < requests_.size() && missing < 0; ++i) {  // receives are first, so this finds the peer that sent nothing
@@ -335,7 +344,9 @@ class Mpi {
       MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
       missing = done != 0 ? -1 : peers_[i];
     }
-    fail(ErrorCode::timeout, missing, text(collective_, ": the peer did not arrive within ", params_.timeout_ms, " ms"));
+    int const ended = detail::first_ended(processes_, rank_);
+    fail(ErrorCode::timeout, ended >= 0 ? ended : missing,
+         text(collective_, ": the peer did not arrive within ", params_.timeout_ms, " ms", ended >= 0 ? "; its process has ended" : ""));
   }
   void check(int code, int peer = -1) {
     if (code != MPI_SUCCESS) {
@@ -379,10 +390,11 @@ class Mpi {
   std::vector<MPI_Status> statuses_;
   std::size_t receives_ = 0;  // the first of the requests
   detail::WaitTimes waits_;
-  std::vector<std::int64_t> counts_;   // [size], of the collective in progress
-  std::vector<std::int64_t> offsets_;  // [size]
-  Buffer<float> work_;                 // [size - 1, share of a sum]
-  std::vector<std::byte> tokens_;      // [size], what a barrier sends
+  std::vector<std::int64_t> counts_;            // [size], of the collective in progress
+  std::vector<std::int64_t> offsets_;           // [size]
+  Buffer<float> work_;                          // [size - 1, share of a sum]
+  std::vector<std::byte> tokens_;               // [size], what a barrier sends
+  std::vector<detail::ProcessMark> processes_;  // [size]; none before they have met
 };
 
 }  // namespace moe::comm
