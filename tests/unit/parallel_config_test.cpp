@@ -331,10 +331,14 @@ TEST(ParallelValidation, P8_RedundancyThatDoesNotDivide) {
     c.num_experts = 258;
     c.eplb.num_redundant_experts = 1;
   });
+  rejected("nearest valid num_redundant_experts are 4 (num_experts = 60, num_redundant_experts = 0", [](auto& c) {
+    c.num_experts = 60;
+    c.eplb.num_redundant_experts.reset();  // 0
+  });
   ParallelConfig config = good();
   config.eplb.num_redundant_experts.reset();
-  config.num_experts = 60;
-  EXPECT_EQ(moe::validate(config).num_redundant, 4) << "unset: (R - E % R) % R";
+  config.num_experts = 64;
+  EXPECT_EQ(moe::validate(config).num_redundant, 0);
 }
 
 TEST(ParallelValidation, P9_FingerprintNamesTheFieldOnAllRanks) {

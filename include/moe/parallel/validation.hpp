@@ -17,7 +17,7 @@ namespace moe {
 /// Load balancing options. Units: steps.
 struct EplbOptions {
   bool enable = false;
-  std::optional<int> num_redundant_experts{};  ///< X; unset with EPLB: (R - E % R) % R, else 0
+  std::optional<int> num_redundant_experts{};  ///< X; unset: 0
   int window = 1000;
   int step_interval = 3000;
   int log_interval = 1000;
@@ -97,13 +97,12 @@ inline int resolve_redundant(ParallelConfig const& config, int ep_size) {
     require(asked == 0, ErrorCode::config, text("redundant experts need EPLB: num_redundant_experts = ", asked, ", enable_eplb = false"));
     return 0;
   }
-  int const redundant = eplb.num_redundant_experts.value_or((ep_size - config.num_experts % ep_size) % ep_size);
-  int const physical = config.num_experts + redundant;
+  int const physical = config.num_experts + asked;
   require(physical % ep_size == 0, ErrorCode::config,
           text("P must be divisible by ep_size; nearest valid num_redundant_experts are ",
-               nearest_redundant(config.num_experts, redundant, ep_size), " (num_experts = ", config.num_experts,
-               ", num_redundant_experts = ", redundant, ", ep_size = ", ep_size, ")"));
-  return redundant;
+               nearest_redundant(config.num_experts, asked, ep_size), " (num_experts = ", config.num_experts,
+               ", num_redundant_experts = ", asked, ", ep_size = ", ep_size, ")"));
+  return asked;
 }
 
 inline void validate_eplb(ParallelConfig const& config, MoeParallel const& moe) {
