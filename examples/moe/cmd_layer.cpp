@@ -123,6 +123,12 @@ std::string dual_batch_choice(Job const& job) {
   return moe::text("auto: ", dual_batch_threshold(o));
 }
 
+std::string router_name(moe::io::LayerDescription const& d) {
+  using namespace moe::routing;
+  RouterKind const kind = router_kind(d.router);
+  return std::string(name(d.correction_bias && kind == RouterKind::plain ? RouterKind::bias : kind));
+}
+
 }  // namespace
 
 void log_choices(Job const& job, std::vector<std::string> const& lines) {
@@ -130,8 +136,9 @@ void log_choices(Job const& job, std::vector<std::string> const& lines) {
   auto const logger =
       std::make_shared<spdlog::logger>(moe::text("rank ", job.comm->rank()), std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_level(spdlog::level::from_str(job.options.log));
-  logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; backend {}, experts {}", job.moe.tp_size,
-               job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.options.backend, job.options.experts);
+  logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; router {}, backend {}, experts {}",
+               job.moe.tp_size, job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, router_name(job.description),
+               job.options.backend, job.options.experts);
   for (std::string const& line : lines) logger->info(line);
   logger->info("--dual-batch {}", dual_batch_choice(job));
   logger->debug("placement: {}", job.placement->report(job.moe.ep_rank));
@@ -316,10 +323,7 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   Report r;
   io::LayerDescription const& d = job.description;
   r.source = job.options.block.empty() ? fmt::format("{}, layer {}", d.model_type, job.options.layer) : d.model_type;
-  r.router = routing::name(routing::router_kind(d.router));
-  if (d.correction_bias && routing::router_kind(d.router) == routing::RouterKind::plain) {
-    r.router = routing::name(routing::RouterKind::bias);
-  }
+  r.router = router_name(d);
   r.quantization = job.options.quantization;
   r.backend = job.options.backend;
   r.experts = job.options.experts;
@@ -376,6 +380,7 @@ std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_li
     files.push_back(job.options.checkpoint / "config.json");
     files.push_back(job.options.checkpoint / "model.safetensors.index.json");
   }
+  if (job.maps && job.options.placement != "linear") files.emplace_back(job.options.placement);
   return files;
 }
 

@@ -31,9 +31,12 @@ using moe::Error;
 using moe::ErrorCode;
 using moe::text;
 
-void check_files(Options const& o) {
-  for (std::filesystem::path const& path : {o.html, o.maps}) {
-    if (!path.empty()) check_output(path, {});
+/// E_ARG if a file to write is the trace or the other file to write, or cannot be written.
+void check_files(Options const& o, Routing const& routing) {
+  if (!o.html.empty()) check_output(o.html, routing.files(), "--html");
+  if (!o.maps.empty()) check_output(o.maps, routing.files(), "--save-placement");
+  if (!o.html.empty() && !o.maps.empty() && weakly_canonical(absolute(o.html)) == weakly_canonical(absolute(o.maps))) {
+    throw Error(ErrorCode::argument, moe::io::one_line("--html and --save-placement are one file, '", o.html.string(), "'"));
   }
 }
 
@@ -66,8 +69,8 @@ void run_simulated(Options const& o) {
     throw Error(ErrorCode::config,
                 text("--eplb ", o.eplb, ": simulated ranks have no weights to move, expected off or pause. Fix: mpirun"));
   }
-  check_files(o);
   Routing const routing(o);
+  check_files(o, routing);
   SimulatedRanks ranks(o, routing);
   serve_sim::Report const report = run_steps(o, routing, ranks, false, true);
   show(report, ranks.maps());
@@ -89,8 +92,8 @@ void run_on_mpi(Options const& o) {
     std::optional<Routing> routing;
     together(comm, [&] {
       if (o.ranks > 0) throw Error(ErrorCode::config, text("--ranks ", o.ranks, ": mpirun gives the ranks. Fix: leave it out"));
-      if (comm.rank() == 0) check_files(o);
       routing.emplace(o);
+      if (comm.rank() == 0) check_files(o, *routing);
     });
     require_same_run(comm, o);
     std::unique_ptr<Ranks> ranks;

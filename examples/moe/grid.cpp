@@ -4,6 +4,8 @@
 
 #include <mpi.h>
 
+#include <string_view>
+
 #include "moe/models/registry.hpp"
 #include "moe/runner/dual_batch.hpp"
 
@@ -31,7 +33,10 @@ moe::BackendFacts backend_facts(JobOptions const& o) {
   if (o.sequence_parallel && !facts.sequence_parallel) {
     throw Error(ErrorCode::config, text("--sequence-parallel: ", o.backend, " expects the same rows on all ranks of a TP group"));
   }
-  if (o.dual_batch == "on" && !facts.asynchronous) throw Error(ErrorCode::config, moe::rules::DualBatchNeedsHalves::kSentence);
+  if (o.dual_batch == "on" && !facts.asynchronous) {
+    constexpr std::string_view kOfTheCompiler = "moe: ";  // main() begins a line with it, too
+    throw Error(ErrorCode::config, text(std::string_view(moe::rules::DualBatchNeedsHalves::kSentence).substr(kOfTheCompiler.size())));
+  }
   facts.sequence_parallel = o.sequence_parallel;
   return facts;
 }

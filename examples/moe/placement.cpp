@@ -76,6 +76,14 @@ void place_experts(Job& job) {
   if (!named && o.replicas != 0 && job.maps->num_redundant() != o.replicas) {
     throw Error(ErrorCode::argument, text(o.placement, ": ", job.maps->num_redundant(), " replicas, --replicas is ", o.replicas));
   }
+  if (int const replicas = job.maps->num_redundant(); replicas > 0 && ranks == 1) {
+    throw Error(ErrorCode::config,
+                job.moe.flat_size > 1
+                    ? text(replicas,
+                           " replicas with --expert-parallel off, where every rank has a part of each expert: enable_expert_parallel "
+                           "must be set to use EPLB. Fix: --expert-parallel on")
+                    : text(replicas, " replicas on 1 rank: EPLB needs more than one rank. Fix: mpirun -n 2, or more"));
+  }
   check_slots(experts, job.maps->num_redundant(), ranks);
   job.placement = moe::ExpertPlacement::from_physical_to_logical(job.maps->physical_to_logical().row(0), experts, ranks);
 }

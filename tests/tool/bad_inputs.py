@@ -281,6 +281,12 @@ def outputs(folder):
     bad("output_is_the_linked_block", ["block", link, "--output", copy], f"--output '{copy}' is the input file")
     bad("output_is_the_input", ["block", BLOCK, "--input", copy, "--output", copy], f"--output '{copy}' is the input file")
     bad("output_is_expected", ["block", BLOCK, "--expected", f"{copy}:hidden", "--output", copy], f"--output '{copy}' is the input file")
+    maps = folder / "maps.json"
+    experts = [i % 8 for i in range(9)]
+    model = {"num_logical": 8, "physical_to_logical": [experts]}
+    maps.write_text(json.dumps({"format": "moe-eplb-maps", "version": 1, "models": {"main": model}}))
+    bad("output_is_the_placement", ["block", BLOCK, "--placement", maps, "--output", maps], f"--output '{maps}' is the input file",
+        ranks=(3,))
     bad("output_is_a_pipe", ["block", copy, "--output", pipe], str(pipe), "is a FIFO, expected a regular file")
     bad("output_is_a_link", ["block", BLOCK, "--output", link], str(link), "is a symbolic link")
     bad("output_nowhere", ["block", copy, "--output", folder / "nothing" / "out"], "No such file")

@@ -32,17 +32,20 @@ double exponent_of(std::string const& words) {
   return value;
 }
 
-/// The first layer of a record of RoutingRecorder, or the tensor topk_ids of a safetensors file, which `moe layer` writes.
-moe::routing::RoutingRecord read_record(std::filesystem::path const& path) {
+/// The first layer of a record of RoutingRecorder, or the tensor topk_ids of a safetensors file, which `moe layer` writes. Adds what it
+/// reads to `files`.
+moe::routing::RoutingRecord read_record(std::filesystem::path const& path, std::vector<std::filesystem::path>& files) {
   constexpr std::string_view kMagic = "moe-routing-1\n";
   std::string start(kMagic.size(), '\0');
   std::ifstream(path, std::ios::binary).read(start.data(), static_cast<std::streamsize>(start.size()));
   if (start == kMagic) {
+    files.push_back(path);
     auto const all = moe::routing::RoutingRecorder::read(path);
     if (all.num_layers() == 0) throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "': no layers"));
     return all.layer(0);
   }
   moe::io::TensorStore const store(path);
+  files = store.files();
   moe::io::StoredTensor const ids = store.at("topk_ids");
   if (ids.shape().size() != 2) {
     throw Error(ErrorCode::argument, moe::io::one_line(ids.where(), ": shape ", ids.info->shape_text(), ", expected [rows, topk]"));
@@ -70,7 +73,7 @@ Routing::Routing(Options const& o) : num_experts_(o.experts), topk_(o.topk), see
 }
 
 void Routing::read_trace(std::filesystem::path const& path) {
-  moe::routing::RoutingRecord record = read_record(path);
+  moe::routing::RoutingRecord record = read_record(path, files_);
   if (record.rows() == 0) throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "': no rows"));
   topk_ = record.topk;
   std::int32_t const largest = ranges::max(record.ids);

@@ -39,6 +39,8 @@ class Routing {
   explicit Routing(Options const& options);
   int num_experts() const { return num_experts_; }
   int topk() const { return topk_; }
+  /// Those of the trace.
+  std::vector<std::filesystem::path> const& files() const { return files_; }
   /// ids [rows, topk] of the rows from `first` on of a step of `rows_per_step`. Equal on every machine.
   void fill(std::int64_t step, std::int64_t first, std::int64_t rows, std::int64_t rows_per_step, std::int32_t* ids) const;
 
@@ -49,6 +51,7 @@ class Routing {
   double exponent_ = 0;
   std::uint64_t seed_;
   std::vector<std::int32_t> trace_;  // [rows, topk], or empty
+  std::vector<std::filesystem::path> files_;
 };
 
 /// What the ranks did in a step.
