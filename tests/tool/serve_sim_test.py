@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import subprocess
 import tempfile
 
@@ -119,6 +120,45 @@ def check_files(folder):
         expect(sum(got["load_per_rank"]) == sum(got["load"]) and len(got["waited_ms"]) == 4, f"{name}: {got['load_per_rank']}")
 
 
+def check_written_files(folder):
+    """No file that is read is written, and no page over a placement."""
+    trace, page = folder / "trace.safetensors", folder / "both"
+    write(trace, {"topk_ids": ("I32", [2, 2], raw("i", [0, 1, 2, 3]))})
+    before = trace.read_bytes()
+    options = ["serve-sim", "--steps", 4, "--ranks", 2, "--routing", f"trace:{trace}"]
+    for more, part in ((["--html", trace], f"--html '{trace}' is the input file"),
+                       (["--save-placement", trace], f"--save-placement '{trace}' is the input file"),
+                       (["--html", page, "--save-placement", os.path.relpath(page)], "--html and --save-placement are one file")):
+        run = moe(*options, *more, ranks=0)
+        expect(run.returncode == 1 and part in run.stderr and run.stderr.count("\n") == 1 and run.stdout == "", f"{more}: {run}")
+    expect(trace.read_bytes() == before and not page.exists(), "the trace is as it was, and nothing was written")
+
+
+# Enough of a browser for the page's script, which it runs; prints how many points its last line has.
+BROWSER = """
+const text = require("fs").readFileSync(process.argv[1], "utf8"), found = {};
+let points = 0;
+const node = () => ({style: {}, append() {}, setAttribute(key, value) { if (key === "points") points = value.split(" ").length; }});
+globalThis.document = {createElement: node, createElementNS: node, getElementById: id => found[id] ??= node()};
+document.getElementById("data").textContent = /id="data">([^]*?)<\\/script>/.exec(text)[1];
+new Function(/<script>([^]*?)<\\/script>/.exec(text)[1])();
+console.log(points);
+"""
+
+
+def check_many_steps(folder):
+    """The charts of many steps are drawn, through few points."""
+    if shutil.which("node") is None:
+        print("the page's script is not run: no node")
+        return
+    for steps, few, most in ((40, 40, 40), (200_000, 800, 2000)):
+        page = folder / "steps.html"
+        simulate("--routing", "zipf:1.2", "--experts", 4, "--ranks", 2, "--topk", 1, "--tokens", 1, "--eplb-interval", 5, "--html", page,
+                 steps=steps)
+        run = subprocess.run(["node", "-e", BROWSER, page], capture_output=True, text=True, check=False)
+        expect(run.returncode == 0 and few <= int(run.stdout or 0) <= most, f"{steps} steps: {run.stdout}{run.stderr[-500:]}")
+
+
 def check_text(folder):
     """The text has both sides of every rank, and the progress bar appears on a terminal only."""
     options = ["serve-sim", "--steps", "40", "--routing", "zipf:1.2", "--replicas", "32"]
@@ -173,6 +213,8 @@ with tempfile.TemporaryDirectory() as temporary:
     check_mpi(where)
     check_trace(where)
     check_files(where)
+    check_written_files(where)
+    check_many_steps(where)
     check_text(where)
     check_errors(where)
     expect(not list(where.glob("*.tmp*")), "a temporary file was left")

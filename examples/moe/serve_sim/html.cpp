@@ -86,9 +86,29 @@ const every = count => {
   return power * [1, 2, 5, 10].find(f => f * power >= raw);
 };
 
+// Of any number of values: a call takes some 100,000 arguments at most.
+const largest = (values, least) => values.reduce((most, value) => Math.max(most, value), least);
+
+// The steps that a line is drawn through: all, or of many the least and the largest value of each unit of the drawing's width.
+function drawn(values) {
+  const n = values.length, columns = W - LEFT - RIGHT, steps = [];
+  if (n <= 4 * columns) return values.map((_, step) => step);
+  for (let column = 0; column < columns; ++column) {
+    const begin = Math.floor(column * n / columns), end = Math.floor((column + 1) * n / columns);
+    let low = begin, high = begin;
+    for (let step = begin; step < end; ++step) {
+      if (values[step] < values[low]) low = step;
+      if (values[step] > values[high]) high = step;
+    }
+    steps.push(Math.min(low, high));
+    if (low !== high) steps.push(Math.max(low, high));
+  }
+  return steps;
+}
+
 function bars() {
   const {before, after} = run;
-  const {draw, y} = chart("ranks", 0, Math.max(1, ...before.rank_slots, ...after.rank_slots), "load of each rank before and after");
+  const {draw, y} = chart("ranks", 0, largest(after.rank_slots, largest(before.rank_slots, 1)), "load of each rank before and after");
   const wide = (W - LEFT - RIGHT) / run.ranks;
   for (let rank = 0; rank < run.ranks; ++rank) {
     [["before", before], ["after", after]].forEach(([name, side], i) => {
@@ -103,11 +123,13 @@ function bars() {
 }
 
 function series(id, values, low, label) {
-  const high = Math.max(...values, low + 1e-9);
+  const high = largest(values, low + 1e-9);
   const {draw, y} = chart(id, low, high > low * 1.02 ? high : low + .1, label);
   const n = values.length, x = step => LEFT + (W - LEFT - RIGHT) * (n === 1 ? .5 : step / (n - 1));
-  for (const step of run.rebalanced_after) draw("line", {x1: x(step + .5), x2: x(step + .5), y1: TOP, y2: H - BOTTOM, class: "mark"});
-  draw("polyline", {class: "line", points: values.map((value, step) => `${x(step)},${y(value)}`).join(" ")});
+  const marks = run.rebalanced_after.map(step => x(step + .5));
+  marks.filter((at, i) => i === 0 || Math.floor(at) > Math.floor(marks[i - 1])).forEach(
+    at => draw("line", {x1: at, x2: at, y1: TOP, y2: H - BOTTOM, class: "mark"}));
+  draw("polyline", {class: "line", points: drawn(values).map(step => `${x(step)},${y(values[step])}`).join(" ")});
   for (let step = 0; step < n; step += every(n)) draw("text", {x: x(step), y: H - 8, "text-anchor": "middle"}, step);
 }
 
