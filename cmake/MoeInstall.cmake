@@ -8,6 +8,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/moe DESTINATION ${CMAKE_INSTALL_
 install(TARGETS ${MOE_EXPORTED_TARGETS} EXPORT moeTargets)
 install(EXPORT moeTargets NAMESPACE moe:: DESTINATION ${MOE_INSTALL_CMAKEDIR})
 
+set(MOE_LIBMOE_FILE libmoe.so.${PROJECT_VERSION})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moeConfig.cmake.in ${PROJECT_BINARY_DIR}/moeConfig.cmake
                               INSTALL_DESTINATION ${MOE_INSTALL_CMAKEDIR} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moeConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)

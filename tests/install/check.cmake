@@ -73,6 +73,19 @@ elseif(ONLY STREQUAL "package")
      NOT said MATCHES "share/cmake/moe/moeConfig.cmake, version: ${VERSION}")
     message(FATAL_ERROR "find_package(moe 99) is not refused with the version that was found, ${VERSION}: ${said}")
   endif()
+
+  # Installed without being built: the component c alone, and beside others.
+  file(REMOVE ${WORK}/prefix/lib/libmoe.so.${VERSION})
+  foreach(components "c" "c onednn")
+    file(WRITE ${WORK}/no_libmoe/CMakeLists.txt
+      "cmake_minimum_required(VERSION 3.25)\nproject(no_libmoe LANGUAGES CXX)\nfind_package(moe REQUIRED COMPONENTS ${components})\n")
+    execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK}/no_libmoe -B ${WORK}/no_libmoe/build ${options} RESULT_VARIABLE status OUTPUT_QUIET
+                    ERROR_VARIABLE said)
+    string(REGEX REPLACE "[ \n]+" " " said "${said}")
+    if(status EQUAL 0 OR NOT said MATCHES "installed without its component c: libmoe was not built. Build it, cmake --build")
+      message(FATAL_ERROR "find_package(moe COMPONENTS ${components}) without a libmoe does not say so: ${said}")
+    endif()
+  endforeach()
 elseif(ONLY STREQUAL "cuda_consumer")
   file(COPY ${CMAKE_CURRENT_LIST_DIR}/cuda_consumer/ DESTINATION ${WORK}/cuda_source)
   if(NCCL_PROGRAM)
