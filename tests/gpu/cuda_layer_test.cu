@@ -108,6 +108,13 @@ class Problem {
                    make_rows(static_cast<float const*>(logits_.data()), rows, kExperts), make_rows(hidden_.data() + at, rows, kHidden), {},
                    Stream<Space>{});
   }
+  /// An output that begins on the last 16 bytes of the logits. It is refused, so that the memory behind them does not matter.
+  void launch_over_logits(std::int64_t rows) {
+    auto* const output = reinterpret_cast<T*>(logits_.data() + rows * kExperts - 4);
+    layer_.forward(make_rows(static_cast<T const*>(hidden_.data()), rows, kHidden),
+                   make_rows(static_cast<float const*>(logits_.data()), rows, kExperts), make_rows(output, rows, kHidden), {},
+                   Stream<Space>{});
+  }
   std::vector<float> forward_in_place(std::int64_t rows, unsigned seed) {
     fill(rows, seed);
     launch_over_input(rows, 0);
@@ -213,6 +220,7 @@ void output_is_the_input_or_apart() {
     moe_test::expect_error(ErrorCode::argument, text("output: it begins ", 2 * at, " bytes from hidden_states"),
                            [&] { layer.launch_over_input(7, at); });
   }
+  moe_test::expect_error(ErrorCode::argument, "output: its memory overlaps that of router_logits", [&] { layer.launch_over_logits(7); });
 }
 TEST(CudaLayer, OutputIsTheInputOrApartFromIt) {
   output_is_the_input_or_apart<quantization::None, space::host, experts::Reference<>>();

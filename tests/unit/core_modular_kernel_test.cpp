@@ -2,7 +2,10 @@
 // tests/unit/core_modular_kernel_test.cpp: a composition of archetypes: contracts, rules, arguments, the state after a refused call.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "../archetypes.hpp"
@@ -129,6 +132,36 @@ TEST_F(LayerTest, OutputIsTheInputOrApartFromIt) {
     layer.forward(make_rows<64>(static_cast<float const*>(neighbours.data()), 9, 64), logits(9),
                   make_rows<64>(neighbours.data() + 512, 9, 64));
   });
+}
+
+TEST_F(LayerTest, OutputIsApartFromTheRoutingAndTheOptions) {
+  // Rows of one matrix: 64 floats of output, then 4 logits or 2 ids and 2 weights. `at` moves the second into the first.
+  std::vector<float> matrix(3 * 80, 0.5F);
+  auto const forward = [&](std::int64_t at) {
+    layer.forward(hidden(3), make_strided_rows(static_cast<float const*>(matrix.data() + at), 3, 4, 80),
+                  make_strided_rows<64>(matrix.data(), 3, 64, 80));
+  };
+  std::vector<std::int64_t> ids_memory{0, 1, 2, 3, 1, 0};
+  ids_memory.resize(3 * 64);
+  auto const forward_routed = [&](std::int64_t weights_at, float* out) {
+    for (std::int64_t t = 0; t < 3; ++t) std::fill_n(matrix.data() + t * 80 + weights_at, 2, 0.5F);
+    layer.forward_routed(hidden(3), make_rows(static_cast<std::int64_t const*>(ids_memory.data()), 3, 2),
+                         make_strided_rows(static_cast<float const*>(matrix.data() + weights_at), 3, 2, 80),
+                         make_strided_rows<64>(out, 3, 64, 80));
+  };
+  forward(64);
+  forward_routed(66, matrix.data());
+  int const before = layer.exchange().abandoned;
+  std::string const sentence = ", expected memory that the call does not read";
+  expect_error(ErrorCode::argument, "output: its memory overlaps that of router_logits" + sentence, [&] { forward(63); });
+  expect_error(ErrorCode::argument, "output: its memory overlaps that of topk_weights" + sentence,
+               [&] { forward_routed(63, matrix.data()); });
+  expect_error(ErrorCode::argument, "output: its memory overlaps that of topk_ids" + sentence,
+               [&] { forward_routed(66, reinterpret_cast<float*>(ids_memory.data() + 5) + 1); });  // the upper half of the last id
+  expect_error(ErrorCode::argument, "output: its memory overlaps that of token_ids" + sentence,
+               [&] { layer.forward(hidden(3), logits(3), output(3), {.token_ids = reinterpret_cast<std::int64_t const*>(y.data())}); });
+  EXPECT_EQ(layer.exchange().abandoned, before + 4);
+  EXPECT_EQ(y[0], -1.0F);
 }
 
 TEST_F(LayerTest, RowsOfAnotherWidthAreNoStride) {

@@ -580,6 +580,18 @@ TEST(Runner, RoutedByTheCallerInLatentBlocksAndChunks) {
       chunked.forward_routed(rows(w.hidden, kHidden), make_rows(wrong.ids.data(), kRows, kTopK), rows(wrong.weights, kTopK),
                              rows(untouched, kHidden));
     });
+    // So is an output whose last row lies over the routing.
+    std::vector<float> shared(out.size() + kRows * kTopK, -1.0F);
+    std::copy(routing.weights.begin(), routing.weights.end(), shared.end() - kRows * kTopK);
+    auto const forward = [&](std::int64_t at) {
+      chunked.forward_routed(rows(w.hidden, kHidden), make_rows(routing.ids.data(), kRows, kTopK),
+                             make_rows(static_cast<float const*>(shared.data() + out.size()), kRows, kTopK),
+                             make_rows(shared.data() + at, kRows, kHidden));
+    };
+    expect_error(ErrorCode::argument, "output: its memory overlaps that of topk_weights", [&] { forward(1); });
+    EXPECT_EQ(shared[1], -1.0F);
+    forward(0);
+    EXPECT_EQ(shared[1], out[1]);
     EXPECT_EQ(untouched, std::vector<float>(out.size(), -1.0F));
     EXPECT_EQ(routing.forward(chunked, w.hidden), out);
   }
@@ -740,6 +752,8 @@ TEST(Runner, WrongArguments) {
   refuses(ErrorCode::capacity, "8 rows exceed max_tokens_per_rank 7",
           make_rows(static_cast<float const*>(neighbours.data()), kRows + 1, kHidden), l,
           make_rows(neighbours.data() + kRows * kHidden, kRows + 1, kHidden));
+  refuses(ErrorCode::argument, "output: its memory overlaps that of router_logits, expected memory that the call does not read", x,
+          make_rows(static_cast<float const*>(out.data()) + kRows * kHidden - 1, kRows, kExperts), y);
   runner.forward(x, l, y);
   EXPECT_NE(out[0], -1.0F);
   runner.forward(make_rows(w.hidden.data(), 0, kHidden), make_rows(logits.data(), 0, kExperts), make_rows(out.data(), 0, kHidden));

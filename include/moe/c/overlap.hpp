@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "moe/core/overlap.hpp"
 #include "moe/moe.h"
@@ -12,6 +11,7 @@ namespace moe::c {
 
 using moe::detail::ByteRows;
 using moe::detail::overlap;
+using moe::detail::overlap_text;
 
 inline ByteRows bytes_of(void const* data, std::int64_t bytes) { return {reinterpret_cast<std::uintptr_t>(data), 1, 0, bytes}; }
 /// A matrix whose rows may lie apart, or a contiguous array of any shape.
@@ -22,11 +22,6 @@ inline ByteRows bytes_of(DLTensor const& t) {
   std::int64_t count = 1;
   for (int i = 0; i < t.ndim; ++i) count *= t.shape[i];
   return {begin, 1, 0, count * element};
-}
-
-/// The error's text for an output over the array of that name.
-inline std::string overlap_text(char const* what) {
-  return std::string("output: its memory overlaps that of ") + what + ", expected memory that the call does not read";
 }
 
 }  // namespace moe::c

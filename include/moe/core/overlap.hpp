@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/overlap.hpp: whether two arrays have a byte in common. It includes nothing of the library.
+// core/overlap.hpp: whether two arrays have a byte in common, and the error of an output that does. It includes nothing of the library.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace moe::detail {
 
@@ -32,6 +33,11 @@ inline bool overlap(ByteRows const& a, ByteRows const& b) {
     }
   }
   return false;
+}
+
+/// The error's text for an output over the array of that name.
+inline std::string overlap_text(char const* what) {
+  return std::string("output: its memory overlaps that of ") + what + ", expected memory that the call does not read";
 }
 
 }  // namespace moe::detail

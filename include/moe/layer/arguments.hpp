@@ -15,6 +15,7 @@
 #include "moe/core/overlap.hpp"
 #include "moe/core/rule.hpp"
 #include "moe/core/types.hpp"
+#include "moe/layer/options.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/caller_routing.hpp"
 
@@ -159,6 +160,31 @@ void check_apart_or_same(Hidden const& hidden, Output const& output) {
   throw Error(ErrorCode::argument, text("output: it begins ", static_cast<std::int64_t>(written.begin - read.begin),
                                         " bytes from hidden_states, with rows ", written.stride, " bytes apart where those are ",
                                         read.stride, ", and overlaps them. Fix: other memory, or exactly the rows of hidden_states"));
+}
+/// E_ARG if the output has a byte of the array of that name, which the call reads.
+inline void check_apart(char const* what, ByteRows const& read, ByteRows const& output) {
+  if (overlap(read, output)) throw Error(ErrorCode::argument, overlap_text(what));
+}
+/// The same for the routing of a call, [M, ...], and for the arrays of its options.
+template <class L>
+void check_routing_apart(Rows<L const> const& logits, ByteRows const& output) {
+  check_apart("router_logits", bytes_of_rows(logits), output);
+}
+inline void check_routing_apart(routing::GivenRouting const& given, ByteRows const& output) {
+  std::int64_t const bytes = given.ids.element_bytes();
+  check_apart("topk_ids",
+              {reinterpret_cast<std::uintptr_t>(given.ids.data_handle()), given.ids.extent(0), given.ids.stride(0) * bytes,
+               given.ids.extent(1) * bytes},
+              output);
+  check_apart("topk_weights", bytes_of_rows(given.weights), output);
+}
+inline void check_options_apart(ForwardOptions const& options, std::int64_t rows, ByteRows const& output) {
+  auto const check = [&](char const* what, auto const* data, std::int64_t count) {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof *data);
+    if (data != nullptr) check_apart(what, {reinterpret_cast<std::uintptr_t>(data), 1, 0, count * kBytes}, output);
+  };
+  check("token_ids", options.token_ids, rows);
+  check("num_rows", options.num_rows, 1);
 }
 
 /// Whether a layer can be constructed from arguments of these deduced types.

@@ -78,6 +78,8 @@ void Layer<C>::begin(Hidden hidden, Routing const& routing, Output output, Forwa
                      Probe& probe) {
   validate(hidden, output);
   validate_routing(routing, hidden.extent(0), options);
+  check_routing_apart(routing, bytes_of_rows(output));
+  check_options_apart(options, hidden.extent(0), bytes_of_rows(output));
   if (options.num_rows != nullptr && !facts::takes_row_count<Exchange>()) {
     throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
   }

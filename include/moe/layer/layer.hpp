@@ -86,10 +86,10 @@ class Layer {
   Layer& operator=(Layer&&) = delete;
 
   /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0. output
-  /// may be hidden, the same rows; it may not overlap hidden otherwise (E_ARG), nor any other input. Enqueues on `stream` and returns (host
-  /// space: returns when done). No allocation. Throws before any work if an argument is wrong (E_ARG, E_CAPACITY) or while its weights are
-  /// replaced (E_STATE); the other ranks then get E_PEER. Views of another element, rank or width do not compile. Zero experts are not
-  /// added: a Runner does that, or the caller (routing/zero_experts.hpp).
+  /// may be hidden, the same rows; it may not overlap hidden otherwise, nor logits and the arrays of `options` (E_ARG), nor weights.
+  /// Enqueues on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is wrong
+  /// (E_ARG, E_CAPACITY) or while its weights are replaced (E_STATE); the other ranks then get E_PEER. Views of another element, rank or
+  /// width do not compile. Zero experts are not added: a Runner does that, or the caller (routing/zero_experts.hpp).
   template <class HiddenArg, class LogitsArg, class OutputArg, class Probe = NoProbe>
   void forward(HiddenArg const& hidden, LogitsArg const& logits, OutputArg const& output, ForwardOptions const& options = {},
                Stream<Space> stream = {}, Probe&& probe = {}) {

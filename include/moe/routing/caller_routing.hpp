@@ -53,11 +53,11 @@ class GivenIds {
   std::int64_t extent(int dimension) const { return dimension == 0 ? rows_ : columns_; }
   std::int64_t stride(int dimension) const { return dimension == 0 ? stride_ : 1; }
   void const* data_handle() const { return data_; }
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(wide_ ? sizeof(std::int64_t) : sizeof(std::int32_t)); }
   /// Rows [first, first + rows).
   GivenIds part(std::int64_t first, std::int64_t rows) const {
     GivenIds out = *this;
-    std::int64_t const bytes = static_cast<std::int64_t>(wide_ ? sizeof(std::int64_t) : sizeof(std::int32_t));
-    if (data_ != nullptr) out.data_ = static_cast<std::byte const*>(data_) + first * stride_ * bytes;
+    if (data_ != nullptr) out.data_ = static_cast<std::byte const*>(data_) + first * stride_ * element_bytes();
     out.rows_ = rows;
     return out;
   }

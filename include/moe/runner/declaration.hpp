@@ -80,8 +80,8 @@ class Runner {
   Runner(Runner&&) = delete;  // immovable, as its layer. Fix: keep it in std::optional or std::unique_ptr
   Runner& operator=(Runner&&) = delete;
 
-  /// Collective. hidden [M, H] → output [M, H], which may be hidden, the same rows, and may not overlap it otherwise (E_ARG), nor any other
-  /// input. Enqueues on `stream` (host space: returns when done). No allocation.
+  /// Collective. hidden [M, H] → output [M, H], which may be hidden, the same rows, and may not overlap it otherwise, nor another
+  /// array of the call (E_ARG), nor weights. Enqueues on `stream` (host space: returns when done). No allocation.
   /// Throws before any work if an argument is wrong (E_ARG, E_CAPACITY) or while the layer's weights are replaced (E_STATE); the other
   /// ranks then get E_PEER. Options as the layer's, but for shared_weights, which is the runner's; output rows of padding are undefined.
   /// With a gate inside.
@@ -293,7 +293,7 @@ class Runner {
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   template <class Routing>
-  void check_routing(Routing const& routing, std::int64_t rows, ForwardOptions const& options) const;
+  void check_routing(Routing const& routing, Rows<Act> output, ForwardOptions const& options) const;
   void expect_joint_weights(bool routes) const;
 
   Arena<Space> arena_;

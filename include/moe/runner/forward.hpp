@@ -118,7 +118,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Routing const& rou
   try {
     together(m, stream, [&] {
       validate_widths(hidden, output);
-      check_routing(routing, m, options);
+      check_routing(routing, output, options);
       std::int64_t const most = sizes_.max_rows * group_.moe().sp_size;
       if (m > (kChunked ? kMostSize : most)) {
         throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", most));
@@ -167,7 +167,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Routing const& r
   auto const check = [&] {
     validate_widths(hidden, output);
     detail::check_apart_or_same(hidden, output);
-    check_routing(routing, m, options);
+    check_routing(routing, output, options);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
     if (Routing::kRoutes) moe::routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);
   };
@@ -246,6 +246,7 @@ void Runner<LayerT, PartsT>::gate_stage(B& batch, Routing const& routing, std::i
   std::int64_t const m = batch.hidden.extent(0);
   validate(batch.hidden, batch.output);
   expect_joint_weights(Routing::kRoutes);
+  runner::detail::check_apart(routing, batch.options, m, detail::bytes_of_rows(batch.output));
   probe.begin(Phase::route);
   batch.routing = routing(batch.hidden, first);
   batch.x = expert_input(batch.hidden, batch.stream);

@@ -11,6 +11,7 @@
 #include "moe/core/array.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
+#include "moe/layer/arguments.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/routing/caller_routing.hpp"
 
@@ -19,6 +20,7 @@ namespace moe::runner::detail {
 // A source has
 //   kRoutes                     its rows go through the router
 //   check(rows, options)        E_ARG. Before a batch is cut; the layer checks the rest
+//   check_apart(output)         E_ARG if the output has a byte of the caller's routing
 //   source(hidden, first)       the routing of rows [first, first + rows of hidden) of the batch; first -1: of a row of no batch
 // kCut: a batch may be cut into passes.
 
@@ -29,6 +31,7 @@ struct InnerLogits {
   Gate& gate;
   Stream<Space> stream;
   void check(std::int64_t, ForwardOptions const&) const {}
+  void check_apart(moe::detail::ByteRows const&) const {}
   auto operator()(Rows<Act const> hidden, std::int64_t) const { return gate.logits(hidden, stream); }
 };
 
@@ -42,6 +45,9 @@ struct OuterLogits {
   void check(std::int64_t rows, ForwardOptions const&) const {
     moe::detail::check_rows("router_logits", logits);
     if (logits.extent(0) != rows) throw Error(ErrorCode::argument, text("router_logits: rows: ", logits.extent(0), ", expected ", rows));
+  }
+  void check_apart(moe::detail::ByteRows const& output) const {
+    moe::detail::check_routing_apart(static_cast<Rows<Logit const>>(logits), output);
   }
   Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
     if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
@@ -69,6 +75,7 @@ struct CallerRows {
       throw Error(ErrorCode::argument, "token_ids: given to forward_routed(), which does not route; only forward() takes it");
     }
   }
+  void check_apart(moe::detail::ByteRows const& output) const { moe::detail::check_routing_apart(given, output); }
   routing::GivenRouting operator()(Rows<typename Layer::Act const> hidden, std::int64_t first) const {
     if constexpr (!kCut) return given;
     if (first < 0) {
@@ -88,10 +95,18 @@ struct ShiftedSource {
   Source const& source;
   std::int64_t begin;
   void check(std::int64_t, ForwardOptions const&) const {}
+  void check_apart(moe::detail::ByteRows const&) const {}
   template <class Hidden>
   auto operator()(Hidden hidden, std::int64_t first) const {
     return source(hidden, first < 0 ? first : first + begin);
   }
 };
+
+/// E_ARG if the output has a byte of the caller's routing or of the options' arrays.
+template <class Source>
+void check_apart(Source const& routing, ForwardOptions const& options, std::int64_t rows, moe::detail::ByteRows const& output) {
+  routing.check_apart(output);
+  moe::detail::check_options_apart(options, rows, output);
+}
 
 }  // namespace moe::runner::detail

@@ -37,10 +37,12 @@ void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> o
 /// What can be said of a batch's routing before it is cut.
 template <class LayerT, class PartsT>
 template <class Routing>
-void Runner<LayerT, PartsT>::check_routing(Routing const& routing, std::int64_t rows, ForwardOptions const& options) const {
+void Runner<LayerT, PartsT>::check_routing(Routing const& routing, Rows<Act> output, ForwardOptions const& options) const {
+  std::int64_t const rows = output.extent(0);
   check_valid_rows(options, rows);
   expect_joint_weights(Routing::kRoutes);
   routing.check(rows, options);
+  runner::detail::check_apart(routing, options, rows, detail::bytes_of_rows(output));
 }
 
 /// E_UNSUPPORTED where shared experts need weights of a router that is skipped.
