@@ -35,11 +35,11 @@
 #include "examples/moe/placement.hpp"
 #include "examples/moe/policy_lists.hpp"
 #include "examples/moe/report.hpp"
+#include "examples/moe/router_name.hpp"
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/registry.hpp"
 #include "moe/parallel/construction.hpp"
-#include "moe/routing/any_router.hpp"
 #include "moe/runner/parallel.hpp"
 
 namespace moe_tool {

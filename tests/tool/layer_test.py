@@ -57,8 +57,12 @@ def check_report(folder):
     expect(object_.stdout.count("\n") == 1 and object_.stdout.endswith("}\n"), "--json is one object on one line")
     report = json.loads(object_.stdout)
     composition = report["composition"]
-    expect(composition == {"router": "grouped top-k", "quantization": "none", "backend": "naive", "experts": "reference", "device": "host"},
-           f"composition {composition}")
+    expect(composition == {"router": "grouped_topk_sigmoid_top2_renormalize", "quantization": "none", "backend": "naive",
+                           "experts": "reference", "device": "host"}, f"composition {composition}")
+    for kind in ("routers", "quantizations", "backends", "experts"):  # one set of names
+        named = composition[kind.removesuffix("s") if kind != "experts" else kind]
+        listed = [line.split()[0] for line in moe("list", kind, ranks=0).stdout.splitlines()]
+        expect(named in listed, f"moe list {kind} does not have {named}: {listed}")
     phases = {"route", "dispatch", "experts", "combine"}
     expect(phases <= set(report["seconds"]) <= phases | {"shared", "finish", "reduction"}
            and all(s >= 0 for s in report["seconds"].values()), f"seconds {report['seconds']}")
