@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeCInterface.cmake: moe_export_only_c(<target>): a shared library that exports the functions of moe.h and nothing else: libmoe, and
-# a project's own over a model library (moe/c/export.hpp). Static libraries that it links need POSITION_INDEPENDENT_CODE ON. Other build
-# systems pass libmoe.map, beside this file, to the linker: -Wl,--version-script=libmoe.map.
+# a project's own over a model library (moe/c/export.hpp). Static libraries that it links need POSITION_INDEPENDENT_CODE ON. oneDNN is
+# opened when a runner needs it (onednn_on_demand.cpp). Other build systems pass libmoe.map, beside this file, to the linker:
+# -Wl,--version-script=libmoe.map.
 function(moe_export_only_c target)
   get_target_property(type ${target} TYPE)
   if(NOT type MATCHES "^(SHARED|MODULE)_LIBRARY$")
@@ -12,6 +13,19 @@ function(moe_export_only_c target)
   # Instantiations of the standard library's templates are visible whatever the preset: the script hides all but moe_*.
   target_link_options(${target} PRIVATE "LINKER:--version-script=${map}")
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
+  if(TARGET MoeOneDnn::dnnl)
+    get_target_property(soname MoeOneDnn::dnnl MOE_SONAME)
+    if(NOT soname)  # a target of the project's own
+      set(soname libdnnl.so)
+    endif()
+    set(source ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/onednn_on_demand.cpp)
+    target_sources(${target} PRIVATE ${source})
+    # Never in one unit with oneDNN's header.
+    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    target_compile_definitions(${target} PRIVATE "MOE_C_OPENS_ONEDNN=\"${soname}\"")
+    target_link_options(${target} PRIVATE "LINKER:--as-needed")
+    target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+  endif()
 endfunction()
 
 # Of this package, also where a project includes it whose own version is another.

@@ -17,6 +17,7 @@ install(FILES ${PROJECT_BINARY_DIR}/moeConfig.cmake ${PROJECT_BINARY_DIR}/moeCon
               ${PROJECT_SOURCE_DIR}/cmake/MoePresetLibrary.cmake ${PROJECT_SOURCE_DIR}/cmake/MoeModelLibrary.cmake
               ${PROJECT_SOURCE_DIR}/cmake/MoeConfigCheck.cmake
               ${PROJECT_SOURCE_DIR}/cmake/MoeCInterface.cmake ${PROJECT_SOURCE_DIR}/cmake/libmoe.map
+              ${PROJECT_SOURCE_DIR}/cmake/onednn_on_demand.cpp
               ${PROJECT_SOURCE_DIR}/cmake/MoeHopperKernels.cmake
               ${PROJECT_SOURCE_DIR}/cmake/MoeCudaArchitectures.cmake
         DESTINATION ${MOE_INSTALL_CMAKEDIR})

@@ -10,7 +10,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 # The CUDA toolkit is found by FindMoeToolkit.cmake, whether it came as a package or not.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libboost-dev (>= 1.74)")
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "nlohmann-json3-dev, libopenmpi-dev, libdnnl-dev")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libdnnl-dev")  # libmoe opens oneDNN for layers on the host, and does not link it
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "nlohmann-json3-dev, libopenmpi-dev")
 # What libmoe and the tool in the package link. A library that is in no package (NCCL of a toolkit) is left out.
 find_program(MOE_SHLIBDEPS dpkg-shlibdeps)
 mark_as_advanced(MOE_SHLIBDEPS)

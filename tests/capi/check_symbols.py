@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks with nm that libmoe, or a library of moe/c/export.hpp, exports the functions of moe.h and nothing else, and needs symbols of the C
-and C++ runtimes, OpenMP's runtime, oneDNN, MPI, CUDA and NCCL only."""
+and C++ runtimes, MPI, CUDA and NCCL only."""
 import argparse
 import pathlib
 import re
@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 # The C library and libstdc++ (versioned symbols), the loader's and compiler's own, and the libraries that libmoe is a caller of.
-FOREIGN = re.compile(r"@(GLIBC|GLIBCXX|CXXABI|GCC|OMP|GOMP|libcudart)_?[\w.]*|^(_ITM_\w+|__gmon_start__|__cxa_finalize|__tls_get_addr)|"
-                     r"^(dnnl_\w+|MPI_\w+|ompi_\w+|nccl\w+|pnccl\w+|cuda\w+|__cuda\w+|cu[A-Z]\w+|cublas\w+)(@|$)")
+FOREIGN = re.compile(r"@(GLIBC|GLIBCXX|CXXABI|GCC|libcudart)_?[\w.]*|^(_ITM_\w+|__gmon_start__|__cxa_finalize|__tls_get_addr)|"
+                     r"^(MPI_\w+|ompi_\w+|nccl\w+|pnccl\w+|cuda\w+|__cuda\w+|cu[A-Z]\w+|cublas\w+)(@|$)")
 
 
 def symbols(nm: str, library: str, *flags: str) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -82,6 +83,18 @@ inline routing::GivenIds given_ids_of(DLTensor const* given, Device device) {
   if (same(t.dtype, dl_type<std::int64_t>())) return rows_of<std::int64_t>("topk_ids", given, device);
   if (same(t.dtype, dl_type<std::int32_t>())) return rows_of<std::int32_t>("topk_ids", given, device);
   detail::refuse("topk_ids", text("dtype is ", describe(t.dtype)), "int32 or int64");
+}
+
+#ifdef MOE_C_OPENS_ONEDNN
+/// Why oneDNN cannot be opened; null if it is open. Of cmake/onednn_on_demand.cpp.
+char const* onednn_obstacle();
+#endif
+/// E_UNSUPPORTED if the experts of that name need a library that is opened on demand, and cannot be.
+inline void expect_library_of([[maybe_unused]] std::string_view experts) {
+#ifdef MOE_C_OPENS_ONEDNN
+  if (experts != "onednn") return;
+  if (char const* const why = onednn_obstacle()) throw Error(ErrorCode::unsupported, text("experts: onednn needs oneDNN: ", why));
+#endif
 }
 
 /// Workspace, as a type that depends on the layer: it is complete where the layer's experts share one, and only there.
@@ -173,6 +186,7 @@ class LayerRunner final : public Runner {
   // NOLINTNEXTLINE(performance-unnecessary-value-param): changed where experts share their workspace.
   LayerRunner(Request const& r, bool& told, Params params) : device_(r.device), external_(r.external_router) {
     group = r.group;
+    expect_library_of(LayerT::Experts::kName);
     OnDevice<Space> const current(device_);
     auto const weights = weights_of<Config, typename LayerT::Quant>(*r.weights, r.device, params.placement.num_local(group->rank()),
                                                                     Shape<Config>(r.shape), r.activation.gated());
