@@ -401,15 +401,66 @@ def test_another_number_of_experts_per_token(device):
     assert sorted(runners) == ([ids.shape[1]] if packed else [1, ids.shape[1]]) and all(len(made) == 1 for made in runners.values())
 
 
-def test_torch_compile_of_a_model_that_has_not_run(device):
-    model = families.build("qwen3_moe").to(device)
+@pytest.mark.parametrize("what", ["model", "layers"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_torch_compile_of_a_model_that_has_not_run(name, what, device):
+    """In one graph, as under grouped_mm. Layers that are compiled one by one share their code: each has its own weights. So has a copy."""
+    model = families.build(name).to(device)
     model.set_experts_implementation("eager")
     expected = families.logits(model)
     model.set_experts_implementation("moe")
     torch._dynamo.reset()
-    model.forward = torch.compile(model.forward, backend="eager")
-    assert distance(families.logits(model), expected) < 2e-5
+    if what == "model":
+        model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    else:
+        for layer in model.model.layers:
+            layer.compile(backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert distance(families.logits(model), expected) < 2e-5
     assert {adapter.why_not(module) for module in families.experts(model)} == {None}
+
+
+def test_torch_compile_of_a_copy_of_a_model_that_was_compiled(device):
+    model = families.build("qwen3_moe").to(device)
+    model.set_experts_implementation("moe")
+    torch._dynamo.reset()
+    for layer in model.model.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    before = families.logits(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in families.experts(other):
+            module.down_proj.mul_(-0.5)
+    eager = copy.deepcopy(other)  # a copy is not compiled
+    eager.set_experts_implementation("eager")
+    for layer in other.model.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    assert distance(families.logits(other), families.logits(eager)) < 2e-5
+    assert torch.equal(families.logits(model), before)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_torch_compile_of_a_module_that_has_not_run_and_falls_back(gradients):
+    """One warning that says why, and the values and gradients of transformers' own code."""
+    module = Strange(torch.tanh)
+    module.requires_grad_(gradients)
+    hidden, ids, weights = torch.randn(5, 16), torch.randint(0, 4, (5, 1)), torch.rand(5, 1)
+    adapter._layer._warned.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: adapter.experts_forward(module, *given), backend="eager", fullgraph=True)
+    expected = integration.grouped_mm_experts_forward(module, hidden, ids, weights)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            got = compiled(hidden, ids, weights)
+            assert torch.allclose(got, expected, atol=1e-6) and got.requires_grad == gradients
+    reasons = [str(w.message) for w in caught if issubclass(w.category, adapter.FallbackWarning)]
+    assert len(reasons) == 1 and ("gradients" if gradients else "activation") in reasons[0]
+    if gradients:
+        got.square().sum().backward()
+        ours, module.down_proj.grad = module.down_proj.grad, None
+        expected.square().sum().backward()
+        assert torch.allclose(ours, module.down_proj.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss in mxfp4"])

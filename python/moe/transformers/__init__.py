@@ -37,6 +37,13 @@ def _needs_gradients(layer: _layer.Layer, module: torch.nn.Module, hidden: torch
     return forward_ad._current_level >= 0
 
 
+def _unread_needs_gradients(module: torch.nn.Module, hidden: torch.Tensor, weights: torch.Tensor) -> bool:
+    """The same of a module whose weights were not read yet."""
+    if not torch.is_grad_enabled():
+        return forward_ad._current_level >= 0
+    return hidden.requires_grad or weights.requires_grad or any([parameter.requires_grad for parameter in module.parameters()])
+
+
 def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, read: Any, fallback: Any) -> torch.Tensor:
     layer = _layer.layer_of(module, read, ids.shape[-1])
     if layer.reason is not None:
@@ -85,13 +92,20 @@ def _forward_of(module: torch.nn.Module) -> Any:
 def _watched(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, read: Any,
              fallback: Any) -> torch.Tensor:  # fmt: skip
     """While torch watches what runs, as torch.compile does: the operator, or the fallback's own code with the same warning as in other
-    calls. A module that torch.compile traces and that has not run before runs outside the graph."""
+    calls. Of a module that torch.compile traces and that has not run before, the operator, which reads the weights when it runs; a graph
+    of the next call has what the library cannot take."""
     if not torch.compiler.is_compiling():
         module.__dict__.setdefault("_moe_dtype", hidden.dtype)
         with unobserved(), _disable_current_modes(), temporarily_clear_interpreter_stack():
             _layer.layer_of(module, read, int(ids.shape[-1]))
     layer = getattr(module, "_moe_layer", None)
-    if layer is None or layer.key is None:
+    if layer is None:
+        if _unread_needs_gradients(module, hidden, weights):
+            _layer.warn_while_tracing(type(module).__qualname__, _layer.GRADIENTS)
+            return fallback(module, hidden, ids, weights)
+        _layer.register_while_tracing(id(module))
+        return torch.ops.moe.transformers_experts(hidden, ids, weights, module._moe_key.value)  # type: ignore[union-attr]
+    if layer.key is None:  # of a copy whose runner is the original's
         return _outside(module, hidden, ids, weights)
     if layer.reason is not None:
         _layer.warn_while_tracing(type(module).__qualname__, layer.reason)

@@ -2,6 +2,7 @@
 # python/moe/transformers/_layer.py: the runner behind one experts module of a transformers model.
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import sys
 import threading
@@ -327,6 +328,30 @@ def _warn_of(name: str, reason: str, stacklevel: int = 2) -> None:
 def warn_while_tracing(name: str, reason: str) -> int:
     """Runs while torch.compile traces, and leaves nothing in the graph."""
     _warn_of(name, reason)
+    return 0
+
+
+class _Key:
+    """A module's key in `modules`, where torch.compile reads it. A copy of the module has none."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.value = id(module)
+        modules[self.value] = module
+
+    def __deepcopy__(self, memo: dict) -> None:
+        return None
+
+    def __reduce__(self) -> tuple:
+        return (_nothing, ())
+
+
+@torch.compiler.assume_constant_result
+def register_while_tracing(address: int) -> int:
+    """Gives the module at this address, id(module), a key before its weights are read. Runs while torch.compile traces, which hands over
+    no objects; the frame that it traces keeps the module alive."""
+    module = ctypes.cast(address, ctypes.py_object).value
+    if module.__dict__.get("_moe_key") is None:
+        module.__dict__["_moe_key"] = _Key(module)
     return 0
 
 
