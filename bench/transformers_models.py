@@ -4,9 +4,13 @@
 # implementations, decode (eager and in CUDA graphs) and prefill, after a check of the logits against a float32 eager run.
 """python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4|all] [--layers 8|fit] [--tiny] [--lines FILE]
                                     [--implementations moe,grouped_mm,batched_mm,eager[,sonicmoe,deepgemm]]
+                                    [--attention auto|eager|flex_attention|pieces]
 Needs the package of python/, torch and transformers. One JSON line for each point, then the tables of bench/transformers_table.py; the exit
 code is 1 if "moe" is not the fastest at every point or its logits are further from float32's than grouped_mm's. `--model all`: qwen3 and
 gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the free memory hold, at most as many as the model has.
+`--attention`: of gpt-oss' prefill, the same for every implementation; auto: where eager attention would have more than 2**31 scores,
+flex_attention if it runs and agrees with eager attention, else eager attention in pieces of rows (bench/transformers_attention.py). The
+lines and the table say which.
 
 Every implementation has a model of its own with the same weights; none is switched. qwen3's models share one copy of the weights, which no
 implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-bit codes, under the others the same values in bfloat16, as
@@ -34,6 +38,7 @@ import moe.transformers
 from moe.transformers import _mxfp4
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import transformers_attention as attention  # noqa: E402
 import transformers_table  # noqa: E402
 
 SIZES = {
@@ -44,6 +49,7 @@ SIZES = {
 }
 SIZES["gpt_oss_mxfp4"] = SIZES["gpt_oss"]
 LAYERS = {"qwen3": 48, "gpt_oss": 36, "gpt_oss_mxfp4": 36}  # of the released models
+GPT_OSS = ("gpt_oss", "gpt_oss_mxfp4")
 SHARED = ("qwen3",)  # models whose weights every implementation uses where they lie
 TINY = dict(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             vocab_size=256)
@@ -324,20 +330,37 @@ def decode(arguments, models, graph):
 def prefill(arguments, models):
     for rows in arguments.prefills:
         ids = tokens(arguments, 1, rows)
-        failed = set()
-        for turn in range(2):
-            for name, model in models.items():
-                if name in failed:
-                    continue
-                call = lambda: model.model(input_ids=ids, use_cache=False)  # noqa: B023, E731
-                try:
-                    first = clock(arguments.device, call, 1 if turn else 2)
-                except Exception as error:  # out of memory, kernels that are not installed
-                    failed.add(name)
-                    refused(arguments, f"prefill {rows}", name, error)
-                    continue
-                times = clock(arguments.device, call, max(arguments.rounds // 3, 1))
-                report(arguments, f"prefill {rows}", turn, name, rows, times, first_ms=[round(t, 3) for t in first])
+        way, more = attention_of(arguments, models, ids)
+        with attention.ways()[way](list(models.values())):
+            prefill_point(arguments, models, ids, more)
+
+
+def attention_of(arguments, models, ids):
+    """The way of attention, and what the lines say about it."""
+    if arguments.model not in GPT_OSS:
+        return "eager", {}  # as the model is
+    way, why = attention.choose(next(iter(models.values())), ids, arguments.attention, lambda error: failure(error)["failed"])
+    if why is not None:
+        say(arguments, {"model": arguments.model, "prefill": ids.shape[1], "attention": way, "instead_of": "flex_attention", "why": why})
+    return way, {"attention": way}
+
+
+def prefill_point(arguments, models, ids, more):
+    rows = ids.shape[1]
+    failed = set()
+    for turn in range(2):
+        for name, model in models.items():
+            if name in failed:
+                continue
+            call = lambda: model.model(input_ids=ids, use_cache=False)  # noqa: B023, E731
+            try:
+                first = clock(arguments.device, call, 1 if turn else 2)
+            except Exception as error:  # out of memory, kernels that are not installed
+                failed.add(name)
+                refused(arguments, f"prefill {rows}", name, error)
+                continue
+            times = clock(arguments.device, call, max(arguments.rounds // 3, 1))
+            report(arguments, f"prefill {rows}", turn, name, rows, times, first_ms=[round(t, 3) for t in first], **more)
 
 
 def measure(arguments):
@@ -389,6 +412,7 @@ def main():
     parser.add_argument("--batches", default="1,16,64")
     parser.add_argument("--prefills", default=None, help="rows, 4096,16384 unless given")
     parser.add_argument("--graphs", choices=("both", "only", "none"), default="both")
+    parser.add_argument("--attention", choices=("auto", *attention.ways()), default="auto", help="of gpt-oss' prefill")
     parser.add_argument("--lines", help="a file for the JSON lines of the run")
     parser.add_argument("--no-table", action="store_true")
     arguments = parser.parse_args()

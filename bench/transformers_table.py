@@ -72,6 +72,13 @@ def table(records):
     return "\n".join(lines + [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)])
 
 
+def attentions(records):
+    """A line for each prefill whose attention is not the model's own."""
+    used = {record["point"]: record["attention"] for record in records if record.get("attention", "eager") != "eager" and "point" in record}
+    why = {f"prefill {record['prefill']}": f"; {record['instead_of']}: {record['why']}" for record in records if "instead_of" in record}
+    return [f"{point}: attention by {way} under every implementation{why.get(point, '')}" for point, way in used.items()]
+
+
 def verdicts(records):
     """Sentences, each with whether it holds: (True or False, text)."""
     found, rows = [], cells(records)
@@ -110,6 +117,7 @@ def report(records):
     for model, of_model in by_model(records).items():
         layers = {record["layers"] for record in of_model if "layers" in record}
         parts += [f"### {model}, {', '.join(map(str, sorted(layers)))} layers: milliseconds (tokens a second)", "", table(of_model), ""]
+        parts += [line + "\n" for line in attentions(of_model)]
         for holds, text in verdicts(of_model):
             parts.append(f"* {'yes' if holds else 'NO'}: {text}")
             good = good and holds

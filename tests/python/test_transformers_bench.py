@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/python/test_transformers_bench.py: bench/transformers_models.py with tiny models on the host, and its check of a graph: a step that
-# is replayed stands for the graph, a right one and wrong ones.
+# tests/python/test_transformers_bench.py: bench/transformers_models.py with tiny models on the host, whose tables go to MOE_REPORTS where
+# that is a folder, its attention of long prompts, and its check of a graph: a step that is replayed stands for the graph, a right one and
+# wrong ones.
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,7 +22,9 @@ if not moe.has("onednn"):
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
+import transformers_attention as attention  # noqa: E402
 import transformers_models as bench  # noqa: E402
+import transformers_table  # noqa: E402
 
 LENGTH = 24
 
@@ -31,12 +36,26 @@ def run(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+IMPLEMENTATIONS = ("moe", "grouped_mm", "batched_mm", "eager")
+
+
 @pytest.mark.parametrize("model", ["qwen3", "gpt_oss_mxfp4"])
 def test_a_tiny_model_on_the_host(model):
-    records = run("--model", model, "--implementations", "moe,grouped_mm,eager")
+    """Every implementation at every point; the logits of "moe" are no further from a float32 eager run than those of grouped_mm. Times of
+    small models on a busy host decide nothing: the table has them."""
+    records = run("--model", model, "--implementations", ",".join(IMPLEMENTATIONS))
+    text, _ = transformers_table.report(records)
+    print(text)
+    if os.environ.get("MOE_REPORTS"):
+        folder = pathlib.Path(os.environ["MOE_REPORTS"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"transformers_{model}.md").write_text(text, encoding="utf-8")
     assert not [record for record in records if "failed" in record]
     measured = {(record["point"], record["implementation"]) for record in records if "point" in record}
-    assert measured == {(point, name) for point in ("decode 1", "decode 3", "prefill 8") for name in ("moe", "grouped_mm", "eager")}
+    assert measured == {(point, name) for point in ("decode 1", "decode 3", "prefill 8") for name in IMPLEMENTATIONS}
+    distances = {record["check"]: record["distance"] for record in records if "check" in record}
+    assert set(distances) == set(IMPLEMENTATIONS)
+    assert 0 < distances["moe"] <= 1.05 * distances["grouped_mm"]
     assert records[-1] == {"model": model, "fallbacks": ["None"]}
 
 
@@ -46,6 +65,112 @@ def test_an_implementation_that_cannot_run_is_a_line():
     refused = {record["point"] for record in records if "failed" in record and record["implementation"] == "deepgemm"}
     assert refused == {"check", "decode 1", "decode 3", "prefill 8"}
     assert {record["point"] for record in records if record.get("ms")} == refused - {"check"}
+
+
+@pytest.fixture(scope="module")
+def gpt_oss():
+    """In float32, with sinks that matter: the model's own are near 0."""
+    with torch.no_grad():
+        model = bench.make("gpt_oss", 2, "cpu", True, "eager").float()
+        for layer in model.model.layers:
+            layer.self_attn.sinks.normal_(std=2)
+    return model
+
+
+IDS = torch.randint(0, 200, (1, 150), generator=torch.Generator().manual_seed(1))  # more than a sliding window
+
+
+@pytest.fixture
+def few_scores(monkeypatch):
+    monkeypatch.setattr(attention, "MOST_SCORES", 1000)
+    monkeypatch.setattr(attention, "PIECE", 4 * 150 * 40)  # 40 rows, and 30 in the last piece
+    with torch._dynamo.config.patch(disable=True):  # on the host a mask of flex_attention takes minutes to compile
+        yield
+
+
+def test_eager_attention_in_pieces_is_the_same(gpt_oss, monkeypatch, few_scores):
+    calls = []
+    eager = attention.modeling_gpt_oss.eager_attention_forward
+    monkeypatch.setattr(attention.modeling_gpt_oss, "eager_attention_forward", lambda *given, **more: calls.append(given[1].shape[2])
+                        or eager(*given, **more))  # fmt: skip
+    with torch.no_grad():
+        expected = gpt_oss(input_ids=IDS, use_cache=False).logits
+        assert calls == [150, 150]
+        with attention.pieces([gpt_oss]):
+            got = gpt_oss(input_ids=IDS, use_cache=False).logits
+        assert calls[2:] == 2 * [40, 40, 40, 30]
+    assert bench.distance(got, expected) < 1e-5
+    assert torch.equal(gpt_oss(input_ids=IDS, use_cache=False).logits, expected)
+
+
+def choose(model):
+    return attention.choose(model, IDS, "auto", lambda error: str(error))
+
+
+def test_attention_is_the_models_own_where_all_scores_fit(gpt_oss):
+    assert choose(gpt_oss) == ("eager", None)
+
+
+def test_without_flex_attention_pieces_are_taken(gpt_oss, few_scores):
+    """On the host transformers' flex_attention refuses gpt-oss' sinks."""
+    way, why = choose(gpt_oss)
+    assert way == "pieces" and "sinks" in why
+    assert gpt_oss.config._attn_implementation == "eager"
+
+
+def flex_attention_by(monkeypatch, forward):
+    @contextlib.contextmanager
+    def replaced(_models):
+        with monkeypatch.context() as inner:
+            inner.setattr(attention.modeling_gpt_oss, "eager_attention_forward", forward)
+            yield
+
+    monkeypatch.setattr(attention, "ways", lambda: {"eager": attention.as_it_is, "flex_attention": replaced, "pieces": attention.pieces})
+
+
+def test_attention_that_agrees_is_taken(gpt_oss, monkeypatch, few_scores):
+    eager = attention.modeling_gpt_oss.eager_attention_forward
+
+    def rounded(*given, **more):
+        return eager(*given, **more)[0] * 1.03, None
+
+    flex_attention_by(monkeypatch, rounded)
+    assert choose(gpt_oss) == ("flex_attention", None)
+
+
+def without_sinks(eager, module, *given, **more):
+    sinks, module.sinks = module.sinks, torch.nn.Parameter(torch.full_like(module.sinks, -1e4))
+    try:
+        return eager(module, *given, **more)
+    finally:
+        module.sinks = sinks
+
+
+def without_a_mask(eager, module, query, key, value, mask, *given, **more):
+    return eager(module, query, key, value, torch.zeros_like(mask), *given, **more)
+
+
+@pytest.mark.parametrize("wrong", [without_sinks, without_a_mask])
+def test_wrong_attention_is_not_taken(gpt_oss, monkeypatch, few_scores, wrong):
+    eager = attention.modeling_gpt_oss.eager_attention_forward
+    flex_attention_by(monkeypatch, lambda *given, **more: wrong(eager, *given, **more))
+    way, why = choose(gpt_oss)
+    assert way == "pieces" and "a row is" in why
+
+
+def test_the_table_says_which_attention(monkeypatch, few_scores):
+    """The same for every implementation."""
+    arguments = argparse.Namespace(model="gpt_oss", device="cpu", tiny=True, rounds=3, prefills=[16, 150], attention="auto", layers=2,
+                                   records=[])  # fmt: skip
+    with torch.no_grad():
+        models = {name: bench.make("gpt_oss", 2, "cpu", True, name) for name in ("moe", "grouped_mm")}
+    monkeypatch.setattr(attention, "MOST_SCORES", 4 * 16 * 16)
+    bench.prefill(arguments, models)
+    used = {(record["point"], record["implementation"], record["attention"]) for record in arguments.records if "point" in record}
+    assert used == {(point, name, way) for point, way in (("prefill 16", "eager"), ("prefill 150", "pieces")) for name in models}
+    text, _ = transformers_table.report(arguments.records)
+    assert "prefill 150: attention by pieces under every implementation; flex_attention: ValueError: Attention sinks" in text
+    assert "prefill 16: attention" not in text
 
 
 @pytest.fixture(params=["qwen3", "gpt_oss"])  # gpt_oss: layers with a sliding window
