@@ -53,9 +53,11 @@ def test_a_tiny_model_on_the_host(model):
     assert not [record for record in records if "failed" in record]
     measured = {(record["point"], record["implementation"]) for record in records if "point" in record}
     assert measured == {(point, name) for point in ("decode 1", "decode 3", "prefill 8") for name in IMPLEMENTATIONS}
-    distances = {record["check"]: record["distance"] for record in records if "check" in record}
-    assert set(distances) == set(IMPLEMENTATIONS)
-    assert 0 < distances["moe"] <= 1.05 * distances["grouped_mm"]
+    checks = {record["check"]: record for record in records if "check" in record}
+    assert set(checks) == set(IMPLEMENTATIONS)
+    assert 0 < checks["moe"]["median_of_tokens"] <= checks["grouped_mm"]["median_of_tokens"] < 0.02
+    # The largest is that of a token whose router's rounding gives it other experts, under every implementation.
+    assert checks["moe"]["distance"] <= 1.05 * checks["grouped_mm"]["distance"]
     assert records[-1] == {"model": model, "fallbacks": ["None"]}
 
 
