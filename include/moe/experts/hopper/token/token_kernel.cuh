@@ -74,13 +74,14 @@ __device__ inline void stage_vector(Params const& p, TokenMemory const& memory, 
 }
 
 /// Between the products: adds the parts of this block's pairs, stores its part of the intermediate, and waits until every block has stored
-/// its part.
+/// its part. Thread 0 returns how many blocks passed the wait before this one.
 template <class Params>
-__device__ inline void exchange_intermediate(Params const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
+__device__ inline unsigned exchange_intermediate(Params const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
   int const thread = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
   int const workers = static_cast<int>(gridDim.x);
   int const unit_pairs = p.plan.unit_pairs;
+  unsigned order = 0;
   __syncthreads();  // every warp has its sums
 
   for (int local = thread; local < unit_pairs * s.units; local += threads) {
@@ -101,8 +102,10 @@ __device__ inline void exchange_intermediate(Params const& p, TokenMemory const&
     for (std::uint32_t spin = 0; load_acquire_gpu(p.arrived) < workers; ++spin) {
       if (spin > 400'000'000u) stop_program();
     }
+    order = atomicInc(reinterpret_cast<unsigned*>(p.passed), static_cast<unsigned>(workers - 1));  // wraps to zero after the last block
   }
   __syncthreads();
+  return order;
 }
 
 /// Waits for the preceding kernel, reads the token's slots and starts the load of x. Lane j of every warp gets the expert of the j-th slot
@@ -215,6 +218,7 @@ __device__ inline void run_token(Params const& p) {
   bool stale = true;  // the share must be computed for the current number of slots
   bool known = false;
   int staged = 0;  // vectors that are ready for the products
+  unsigned order = 0;
   int stage = 0;
   std::uint32_t parity = 1;
   TokenTask queue[kTokenDepth]{};
@@ -237,7 +241,7 @@ __device__ inline void run_token(Params const& p) {
         if (staged == 0) {
           wait_parity(&x_full, 0);
         } else {
-          exchange_intermediate(p, memory, share, slots);
+          order = exchange_intermediate(p, memory, share, slots);
         }
         if (kFp8 || staged == 1) {
           stage_vector<kFp8>(p, memory, slots, staged == 1);
@@ -265,15 +269,10 @@ __device__ inline void run_token(Params const& p) {
       parity ^= 1u;
     }
   }
-  // Blocks are counted here and not right after their wait, since that would slow the others' down.
-  bool last = false;
-  if (threadIdx.x == 0 && slots > 0) {
-    last = atomicInc(reinterpret_cast<unsigned*>(p.passed), gridDim.x - 1) == gridDim.x - 1;  // wraps to zero after the last block
-  }
   __syncthreads();
 
   store_columns(p, memory, share, slots);
-  if (last) *p.arrived = 0;  // every block is past its wait: leave the counter as it was
+  if (order == gridDim.x - 1) *p.arrived = 0;  // every block is past its wait: leave the counter as it was
 }
 
 }  // namespace detail
