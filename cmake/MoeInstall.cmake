@@ -10,7 +10,7 @@ install(EXPORT moeTargets NAMESPACE moe:: DESTINATION ${MOE_INSTALL_CMAKEDIR})
 
 set(MOE_LIBMOE_FILE libmoe.so.${PROJECT_VERSION})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moeConfig.cmake.in ${PROJECT_BINARY_DIR}/moeConfig.cmake
-                              INSTALL_DESTINATION ${MOE_INSTALL_CMAKEDIR} NO_SET_AND_CHECK_MACRO)
+                              INSTALL_DESTINATION ${MOE_INSTALL_CMAKEDIR} PATH_VARS CMAKE_INSTALL_LIBDIR NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moeConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/moeConfig.cmake ${PROJECT_BINARY_DIR}/moeConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FindMoeToolkit.cmake ${PROJECT_SOURCE_DIR}/cmake/FindMoeOneDnn.cmake

@@ -123,12 +123,6 @@ std::string dual_batch_choice(Job const& job) {
   return moe::text("auto: ", dual_batch_threshold(o));
 }
 
-std::string router_name(moe::io::LayerDescription const& d) {
-  using namespace moe::routing;
-  RouterKind const kind = router_kind(d.router);
-  return std::string(name(d.correction_bias && kind == RouterKind::plain ? RouterKind::bias : kind));
-}
-
 }  // namespace
 
 void log_choices(Job const& job, std::vector<std::string> const& lines) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/python/test_transformers_bench.py: bench/transformers_models.py with tiny models on the host, whose tables go to MOE_REPORTS where
-# that is a folder, its attention of long prompts, and its check of a graph: a step that is replayed stands for the graph, a right one and
-# wrong ones.
+# tests/python/test_transformers_bench.py: bench/transformers_models.py with tiny models on the host, whose tables go to the folder
+# MOE_REPORTS if that is set, its attention of long prompts, and its check of a graph: a step that is replayed stands for the graph, a right
+# one and wrong ones.
 import argparse
 import contextlib
 import json
@@ -55,7 +55,7 @@ def test_a_tiny_model_on_the_host(model):
     assert measured == {(point, name) for point in ("decode 1", "decode 3", "prefill 8") for name in IMPLEMENTATIONS}
     checks = {record["check"]: record for record in records if "check" in record}
     assert set(checks) == set(IMPLEMENTATIONS)
-    assert 0 < checks["moe"]["median_of_tokens"] <= checks["grouped_mm"]["median_of_tokens"] < 0.02
+    assert 0 < checks["moe"]["median_of_tokens"] <= 1.05 * checks["grouped_mm"]["median_of_tokens"] < 0.02
     # The largest is that of a token whose router's rounding gives it other experts, under every implementation.
     assert checks["moe"]["distance"] <= 1.05 * checks["grouped_mm"]["distance"]
     assert records[-1] == {"model": model, "fallbacks": ["None"]}

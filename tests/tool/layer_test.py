@@ -112,7 +112,7 @@ def check_log(folder):
     run = moe(*arguments("qwen3_moe_tiny", 0, folder / "log.safetensors", "--log", "info"), ranks=2)
     expect(run.returncode == 0, f"--log: {run}")
     for rank in (0, 1):
-        for part in ("grid: tp 1, dp 2, pcp 1; experts over 2 ranks", "router plain top-k, backend all_to_all_v",
+        for part in ("grid: tp 1, dp 2, pcp 1; experts over 2 ranks", "router softmax_topk_renormalize, backend all_to_all_v",
                      "quantization none, backend all_to_all_v, experts onednn, space host",
                      "memory besides the weights: runner and layer "):
             expect(re.search(rf"\[rank {rank}\] \[info\] .*{part}", run.stderr), f"the log of rank {rank} lacks '{part}':\n{run.stderr}")

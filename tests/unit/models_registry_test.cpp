@@ -149,10 +149,14 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   }
   for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4", "nvfp4"}) {
     EXPECT_EQ(support(scheme, 90, "hopper_w4a16"), Support::emulated) << "rows in codes, multiplied as bf16";
-    EXPECT_EQ(support(scheme, 100, "cuda_reference"), Support::emulated);
   }
   EXPECT_EQ(support("mxfp8", 90, "hopper_w8a16"), Support::emulated);
-  EXPECT_EQ(support("mxfp8", 89, "cuda_reference"), Support::emulated);
+  for (int const architecture : registry::kArchitectures) {
+    if (architecture == 90) continue;
+    for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4", "nvfp4", "mxfp8"}) {
+      EXPECT_EQ(support(scheme, architecture, "cuda_reference"), Support::emulated) << scheme << " on " << architecture;
+    }
+  }
   EXPECT_EQ(registry::best_support<quantization::None>(75).support, Support::none);
 }
 

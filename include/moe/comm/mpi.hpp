@@ -72,12 +72,10 @@ class Mpi {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
     check(MPI_Type_contiguous(kBlock, MPI_BYTE, &block_));
     check(MPI_Type_commit(&block_));
-    std::vector<detail::ProcessMark> all(counts_.size());
-    auto const mine = detail::ProcessMark::mine();
     phase_ = "construction";
-    all_gather(&mine, sizeof mine, all.data(), {});
+    processes_ = detail::gather_marks(size_, [&](auto const* in, std::int64_t n, auto* out) { all_gather(in, n, out, {}); });
     phase_ = nullptr;
-    processes_ = std::move(all);
+    waits_ = detail::WaitTimes(size_, max_requests());  // without that of the construction
   }
   explicit Mpi(MPI_Comm parent) : Mpi(parent, Params{}) {}
   Mpi(Mpi const&) = delete;

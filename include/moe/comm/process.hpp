@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace moe::comm::detail {
@@ -64,8 +66,22 @@ struct ProcessMark {
   }
 };
 
+/// [ranks] the processes of all ranks. gather(in, n, out) gathers n bytes of each rank; if it throws, its memory stays, since messages may
+/// still arrive there.
+template <class Gather>
+std::vector<ProcessMark> gather_marks(int ranks, Gather const& gather) {
+  using Marks = std::vector<ProcessMark>;
+  auto* const marks = std::make_unique<Marks>(static_cast<std::size_t>(ranks) + 1).release();
+  marks->back() = ProcessMark::mine();
+  gather(&marks->back(), static_cast<std::int64_t>(sizeof(ProcessMark)), marks->data());
+  std::unique_ptr<Marks> const gathered(marks);
+  gathered->pop_back();
+  return std::move(*gathered);
+}
+
 /// The first of the processes that is known to have ended, or -1; `here` is the one that asks.
 inline int first_ended(std::vector<ProcessMark> const& processes, int here) {
+  if (process_start(static_cast<std::uint64_t>(getpid())) == 0) return -1;  // nothing can be read: no descriptors are left, for example
   for (std::size_t r = 0; r < processes.size(); ++r) {
     if (processes[r].ended(processes[static_cast<std::size_t>(here)])) return static_cast<int>(r);
   }

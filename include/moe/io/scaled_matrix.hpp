@@ -168,14 +168,14 @@ bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string co
   std::int64_t const block_rows = q.block[transposed ? 1 : 0], block_cols = q.block[transposed ? 0 : 1];
   ScaleGrid const grid = read_scale_grid(*scale, m, block_rows, block_cols);
   q.require({!e4m3, 8, grid.group}, m.cols, w.where());
-  auto const z = e4m3 ? std::nullopt : store.find(base + ".weight_zero_point");
-  require_finite_weights(*scale, grid.values, e4m3 ? DType::e4m3 : z ? DType::u8 : DType::i8, grid.first);
+  bool const zero_points = !e4m3 && store.contains(base + ".weight_zero_point");
+  require_finite_weights(*scale, grid.values, e4m3 ? DType::e4m3 : zero_points ? DType::u8 : DType::i8, grid.first);
   if (e4m3) {
     read_scaled_e4m3(w, m, grid, out);
     return true;
   }
   std::optional<ScaleGrid> zeros;
-  if (z) {
+  if (auto const z = store.find(base + ".weight_zero_point")) {
     if (m.stack > 0) throw Error(ErrorCode::unsupported, one_line(z->where(), ": zero points of fused experts cannot be read"));
     if (z->info->dtype != FileDType::i8 || z->shape() != scale->shape()) {
       throw Error(ErrorCode::argument, one_line(z->where(), ": expected I8 ", scale->info->shape_text(), ", as the scales"));

@@ -350,7 +350,8 @@ def register_while_tracing(address: int) -> int:
     """Gives the module at this address, id(module), a key before its weights are read. Runs while torch.compile traces, which hands over
     no objects; the frame that it traces keeps the module alive."""
     module = ctypes.cast(address, ctypes.py_object).value
-    if module.__dict__.get("_moe_key") is None:
+    key = module.__dict__.get("_moe_key")
+    if key is None or modules.get(key.value) is not module:  # a shallow copy has that of the original
         module.__dict__["_moe_key"] = _Key(module)
     return 0
 
