@@ -439,6 +439,15 @@ def test_torch_compile_of_a_copy_of_a_model_that_was_compiled(device):
     assert torch.equal(families.logits(model), before)
 
 
+def test_a_shallow_copy_has_a_key_of_its_own():
+    module = torch.nn.Linear(2, 2)
+    adapter._layer.register_while_tracing(id(module))
+    other = copy.copy(module)
+    adapter._layer.register_while_tracing(id(other))
+    for each in (module, other):
+        assert adapter._layer.modules[each._moe_key.value] is each
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_torch_compile_of_a_module_that_has_not_run_and_falls_back(gradients):
     """One warning that says why, and the values and gradients of transformers' own code."""
