@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_w4a16_bench.cu: checks and times whole layers with 4- or 8-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
-//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
+//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8> <shape|all> <tokens,tokens,…> [tile_rows]
 //
 // mxfp4_fp8, int4_fp8, int4_zero_fp8 …: such weights and rows of e4m3 with a scale per 128, which are quantised before the times
 // (W4A8Layer).
@@ -38,7 +38,7 @@ using Kind = moe::activation::Kind;
 
 struct Model {
   LocalShape shape;
-  Kind kind = Kind::swigluoai_halves;  ///< of the experts; every form of SwiGLU takes as long
+  Kind kind = Kind::swigluoai_halves;  ///< of the experts; every form of SwiGLU has the same kernel
 };
 
 std::map<std::string, Model> const kModels{{"gpt-oss-20b", {{32, 2880, 2880, 4}}},        {"gpt-oss-120b", {{128, 2880, 2880, 4}}},

@@ -28,37 +28,29 @@ inline std::vector<std::string> w4_scheme_names() {
   return names;
 }
 
-inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
+/// get.operator()<S>() of the scheme.
+template <class Get>
+moe::hopper::W4Launcher of_scheme(moe::hopper::W4Scheme scheme, Get const& get) {
   using enum moe::hopper::W4Scheme;
   switch (scheme) {
-    case int4: return moe::hopper::w4_launcher<int4>();
-    case int4_zero: return moe::hopper::w4_launcher<int4_zero>();
-    case mxfp4: return moe::hopper::w4_launcher<mxfp4>();
-    case int4_32: return moe::hopper::w4_launcher<int4_32>();
-    case int4_32_zero: return moe::hopper::w4_launcher<int4_32_zero>();
-    case nvfp4: return moe::hopper::w4_launcher<nvfp4>();
-    case int8: return moe::hopper::w4_launcher<int8>();
-    case fp8: return moe::hopper::w4_launcher<fp8>();
-    case mxfp8: return moe::hopper::w4_launcher<mxfp8>();
+    case int4: return get.template operator()<int4>();
+    case int4_zero: return get.template operator()<int4_zero>();
+    case mxfp4: return get.template operator()<mxfp4>();
+    case int4_32: return get.template operator()<int4_32>();
+    case int4_32_zero: return get.template operator()<int4_32_zero>();
+    case nvfp4: return get.template operator()<nvfp4>();
+    case int8: return get.template operator()<int8>();
+    case fp8: return get.template operator()<fp8>();
+    case mxfp8: return get.template operator()<mxfp8>();
   }
   return nullptr;
 }
-
+inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
+  return of_scheme(scheme, [&]<moe::hopper::W4Scheme S>() { return moe::hopper::w4_launcher<S>(); });
+}
 /// The same with any activation.
 inline moe::hopper::W4Launcher any_launcher_of(moe::hopper::W4Scheme scheme) {
-  using enum moe::hopper::W4Scheme;
-  switch (scheme) {
-    case int4: return moe::hopper::w4_any_launcher<int4>();
-    case int4_zero: return moe::hopper::w4_any_launcher<int4_zero>();
-    case mxfp4: return moe::hopper::w4_any_launcher<mxfp4>();
-    case int4_32: return moe::hopper::w4_any_launcher<int4_32>();
-    case int4_32_zero: return moe::hopper::w4_any_launcher<int4_32_zero>();
-    case nvfp4: return moe::hopper::w4_any_launcher<nvfp4>();
-    case int8: return moe::hopper::w4_any_launcher<int8>();
-    case fp8: return moe::hopper::w4_any_launcher<fp8>();
-    case mxfp8: return moe::hopper::w4_any_launcher<mxfp8>();
-  }
-  return nullptr;
+  return of_scheme(scheme, [&]<moe::hopper::W4Scheme S>() { return moe::hopper::w4_any_launcher<S>(); });
 }
 
 /// The same under rows of e4m3 (W4A8Layer); null for a scheme that has no such kernels.
