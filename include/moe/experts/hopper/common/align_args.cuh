@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/comm/arrivals.hpp"
+#include "moe/experts/hopper/common/divisor.hpp"
 #include "moe/experts/hopper/common/schedule.cuh"
 
 namespace moe::hopper {
@@ -24,6 +25,7 @@ struct AlignArgs {
   int capacity;
   int max_tokens;
   int topk;
+  Divisor per_token;  ///< of topk: the token of a slot
   int num_experts;
   PlanArgs plan;
   Control* control;

@@ -81,6 +81,7 @@ inline AlignArgs align_args(Request const& r, LocalShape const& shape, Workspace
   a.capacity = r.capacity;
   a.max_tokens = r.call.max_tokens;
   a.topk = r.rows_of(shape).topk;
+  a.per_token = Divisor(a.topk);
   a.num_experts = shape.num_experts;
   a.hidden = shape.hidden;
   a.plan.tile_rows = tile_rows;

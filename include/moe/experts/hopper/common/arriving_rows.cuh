@@ -27,7 +27,7 @@ __device__ __noinline__ inline void copy_arrived_row(AlignArgs const& a, int pos
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const chunks = a.hidden / 16;
   int const blocks = a.hidden / 128;
-  long long const token = a.sorted_rows[position].slot / a.topk;
+  long long const token = a.per_token.quotient(a.sorted_rows[position].slot);
   auto const* const from = reinterpret_cast<uint4 const*>(static_cast<char const*>(a.x) + token * a.x_row_bytes);
   auto* const to = reinterpret_cast<uint4*>(a.x_codes) + static_cast<long long>(position) * chunks;
   for (int base = lane; base < chunks; base += 32 * kBatch) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/common/divisor.hpp"
+
 namespace moe::hopper {
 
 /// The id or weight of a slot, in rows of k elements with `gap` elements between them.
@@ -20,9 +22,9 @@ struct SlotIds {
   __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
 };
 
-/// The row of x that a slot reads: `gather`'s, or its token's.
-__device__ inline long long input_row(std::int32_t const* gather, int slot, int topk) {
-  return gather != nullptr ? gather[slot] : slot / topk;
+/// The row of x that a slot reads: `gather`'s, or its token's. `per_token` divides by topk.
+__device__ inline long long input_row(std::int32_t const* gather, int slot, Divisor per_token) {
+  return gather != nullptr ? gather[slot] : per_token.quotient(slot);
 }
 
 }  // namespace moe::hopper

@@ -90,7 +90,7 @@ struct LayerParams {
 };
 
 /// The row of the input that a slot reads.
-__device__ inline long long input_row(LayerParams const& p, int slot) { return input_row(p.input.gather, slot, p.align.topk); }
+__device__ inline long long input_row(LayerParams const& p, int slot) { return input_row(p.input.gather, slot, p.align.per_token); }
 
 /// fp8_block: the scales along K of weight box `box` (0 or 1) of a unit; a row of blocks has `blocks` of them.
 __device__ inline float const* box_scales(float const* scales, MatrixLayout const& matrix, Unit const& unit, int box, int blocks) {

@@ -34,7 +34,8 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
   int const weight_part = lane >> 1;  // the part for which this lane has the weight scale of one of the two boxes
   float const* weight_scales = nullptr;
   if (weight_part < kParts) weight_scales = box_scales(p.layer.w13_scales, p.layer.matrix[0], unit, lane & 1, p.align.hidden / 128);
-  int const token = lane < unit.rows ? p.align.sorted_rows[unit.first_row + lane].slot / p.align.topk : 0;  // token of row `lane`
+  // The token of row `lane`.
+  int const token = lane < unit.rows ? p.align.per_token.quotient(p.align.sorted_rows[unit.first_row + lane].slot) : 0;
   int row[kParts];  // offset in x of this lane's first 16 bytes in step 0 of the unit, the others 128 bytes on; or -1
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {

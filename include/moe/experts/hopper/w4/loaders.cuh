@@ -75,7 +75,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
 #pragma unroll
     for (int g = 0; g < kFetches; ++g) {
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
-      source[g] = g < mine ? base + (first ? input_row(p.gather, p.align.sorted_rows[row].slot, p.align.topk) : row) * width : nullptr;
+      source[g] = g < mine ? base + (first ? input_row(p.gather, p.align.sorted_rows[row].slot, p.align.per_token) : row) * width : nullptr;
     }
     if (!first) {
       if (lane == 0) {

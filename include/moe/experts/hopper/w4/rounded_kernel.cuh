@@ -35,7 +35,7 @@ __device__ inline void scale_rows(RoundedParams const& p, Unit const& unit, floa
         int const row = row_of_sum(thread_index(), 2 * j + h);
         if (row >= unit.rows) continue;
         int const sorted = unit.first_row + row;
-        f[h] *= factors[unit.phase == 0 ? p.align.sorted_rows[sorted].slot / p.align.topk : sorted];
+        f[h] *= factors[unit.phase == 0 ? p.align.per_token.quotient(p.align.sorted_rows[sorted].slot) : sorted];
       }
     }
 #pragma unroll
