@@ -582,9 +582,8 @@ class Bench {
     }
     if (wanted("ll")) {
       std::printf("low latency, us per call; pair: fp8 or bf16 dispatch + bf16 combine in a graph of ten\n");
-      std::vector<LlCase> const all = {{7168, 8, 256, 128}, {7168, 8, 256, 64},  {7168, 8, 256, 8},
-                                       {7168, 8, 256, 1},   {4096, 6, 256, 128}, {2048, 8, 128, 128},
-                                       {3584, 16, 896, 128}};
+      std::vector<LlCase> const all = {{7168, 8, 256, 128}, {7168, 8, 256, 64},  {7168, 8, 256, 8},   {7168, 8, 256, 1},
+                                       {4096, 6, 256, 128}, {2048, 8, 128, 128}, {3584, 16, 896, 128}};
       for (int blocks : options_.blocks) {
         for (bool per_rank : {false, true}) {
           for (auto const& c : all) {
