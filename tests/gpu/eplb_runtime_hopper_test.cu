@@ -15,12 +15,14 @@
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/int4_fp8.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
+#include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/device/route.cuh"
@@ -87,6 +89,13 @@ TEST(EplbRuntime, HopperW4A8PacksInt4) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   on_one_gpu<quantization::Int4Fp8<>, experts::HopperW4A8>();
   on_one_gpu<quantization::Int4Fp8<32, true>, experts::HopperW4A8>();
+}
+TEST(EplbRuntime, HopperPacksOtherGroupsAndEightBits) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::WNa16<4, 32>, experts::HopperW4A16>();
+  on_one_gpu<quantization::WNa16<4, 64>, experts::HopperW4A16>();
+  on_one_gpu<quantization::Fp8PerChannel<>, experts::HopperW8A16>();
+  on_one_gpu<quantization::Mxfp8W8A16<>, experts::HopperW8A16>();
 }
 // Batches of rows by expert: of each expert slot, so that a move changes which batches have rows.
 TEST(EplbRuntime, HopperMasked) {
