@@ -186,6 +186,11 @@ TEST(HopperW4A8, ScalesOfAnySpread) {
   }
 }
 
+TEST(HopperW4A8, ScaleBytesAtTheEndsOfTheirRange) {
+  NEEDS_HOPPER();
+  moe_test::ends_of_scales_equal_oracle<Quant, Experts>(kTolerance, kFewRowsTolerance);
+}
+
 // Tiles of 16 rows and of the largest; of K in parts, with 1 and 5 tokens. Without a gate a tile has two scale groups.
 TEST(HopperW4A8, X2_X9_EveryActivationWithBiases) {
   NEEDS_HOPPER();

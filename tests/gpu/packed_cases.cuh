@@ -281,6 +281,61 @@ void weights_changed_in_place_are_packed_anew(int intermediate = 96) {
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(bf16)), 0);
 }
 
+/// Scale bytes of mxfp4 at an end of their range, in the up rows of w13 or in w2, and magnitudes of rows and other scales under which every
+/// sum is finite and no product is subnormal.
+struct ScaleEnd {
+  char const* name;
+  int rows, gate, up;      ///< exponents of the rows, and of the scales of gate and up rows beside the usual ones
+  int first_up, first_w2;  ///< the least of three neighbouring bytes; -1: the usual ones, of up rows times 2^up
+  int output;              ///< exponent of the output's root mean square, some binades more or less
+};
+inline constexpr ScaleEnd kScaleEnds[] = {{"w2 with bytes 250 to 252", 0, 0, -12, -1, 250, 115},
+                                          {"w2 with bytes 0 to 2", 0, 0, 20, -1, 0, -103},
+                                          {"up rows with bytes 250 to 252", -30, 30, 0, 250, -1, 97},
+                                          {"up rows with bytes 0 to 2", 100, -100, 0, 0, -1, -23}};
+
+/// Of experts with a gate.
+template <class Quant>
+void apply(ScaleEnd const& end, Sizes const& s, RandomWeights<Quant>& weights, std::mt19937_64& gen) {
+  std::vector<std::uint8_t> s13(static_cast<std::size_t>(weights.s13.size())), s2(static_cast<std::size_t>(weights.s2.size()));
+  weights.s13.copy_to_host(s13.data());
+  weights.s2.copy_to_host(s2.data());
+  auto const near = [&gen](int first) { return static_cast<std::uint8_t>(first + static_cast<int>(gen() % 3)); };
+  std::size_t const groups = s13.size() / static_cast<std::size_t>(s.experts * 2 * s.intermediate);
+  for (std::size_t i = 0; i < s13.size(); ++i) {
+    bool const gate = static_cast<int>(i / groups) % (2 * s.intermediate) < s.intermediate;
+    s13[i] = !gate && end.first_up >= 0 ? near(end.first_up) : static_cast<std::uint8_t>(s13[i] + (gate ? end.gate : end.up));
+  }
+  for (std::uint8_t& v : s2) v = end.first_w2 >= 0 ? near(end.first_w2) : v;
+  weights.s13.copy_from_host(s13.data());
+  weights.s2.copy_from_host(s2.data());
+}
+
+/// Products with the least and the largest scales of mxfp4 are those of the oracle. Were any of these bytes read as its neighbour, the
+/// error would be 0.1 or more.
+template <class Quant, class Experts>
+void ends_of_scales_equal_oracle(double tolerance, double few_rows_tolerance) {
+  Sizes const s{4, 256, 384, 2};
+  LayerShape const shape{s.hidden, s.intermediate, s.experts, s.topk};
+  for (ScaleEnd const& end : kScaleEnds) {
+    for (activation::Kind kind : {activation::Kind::silu, activation::Kind::gelu}) {
+      for (int tokens : {1, 5, 70, 300}) {
+        std::mt19937_64 gen(670);
+        RandomWeights<Quant> weights(s, false, gen);
+        apply(end, s, weights, gen);
+        RandomCall<Quant> const call(s, tokens, Load::random, gen, end.rows);
+        Outputs const out = outputs_of<Quant, Experts>(shape, weights, call, activation::Any{kind});
+        double square = 0;
+        for (float v : out.want) square += static_cast<double>(v) * v;
+        double const size = std::sqrt(square / static_cast<double>(out.want.size()));
+        EXPECT_TRUE(std::isfinite(size) && std::abs(std::ilogb(size) - end.output) < 6) << end.name << ": " << size;
+        EXPECT_LT(relative_error(out.got, out.want), tokens < 50 ? few_rows_tolerance : tolerance)
+            << end.name << ", " << activation::name(kind) << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
 /// The error with which a kernel of these weights is refused; none if they fit.
 template <class Experts, class Quant>
 std::optional<Error> refusal(RandomWeights<Quant> const& weights, LayerShape const& shape, activation::Any const& act = kSilu) {

@@ -173,13 +173,14 @@ struct StoredRows {
   }
 };
 
-inline std::vector<bf16> random_rows(Sizes const& s, int tokens, std::mt19937_64& gen, std::normal_distribution<float>& normal) {
+inline std::vector<bf16> random_rows(Sizes const& s, int tokens, std::mt19937_64& gen, std::normal_distribution<float>& normal,
+                                     int exponent) {
   std::vector<bf16> rows(static_cast<std::size_t>(tokens) * s.hidden);
-  for (bf16& v : rows) v = from_float<bf16>(normal(gen));
+  for (bf16& v : rows) v = from_float<bf16>(std::ldexp(normal(gen), exponent));
   return rows;
 }
 
-/// Random rows and router weights of one call, on the device.
+/// Random rows, times that power of two, and router weights of one call, on the device.
 template <class Quant>
 struct RandomCall {
   std::normal_distribution<float> normal;
@@ -188,7 +189,8 @@ struct RandomCall {
   Buffer<std::int32_t, space::cuda> ids;
   StandardTokensOf<PackedConfig, Quant> batch{};
 
-  RandomCall(Sizes const& s, int tokens, Load load, std::mt19937_64& gen) : x(random_rows(s, tokens, gen, normal), s.hidden) {
+  RandomCall(Sizes const& s, int tokens, Load load, std::mt19937_64& gen, int exponent = 0)
+      : x(random_rows(s, tokens, gen, normal, exponent), s.hidden) {
     std::vector<float> weights(static_cast<std::size_t>(tokens) * s.topk);
     for (float& v : weights) v = 0.05F + std::abs(normal(gen));
     w = upload(weights);
