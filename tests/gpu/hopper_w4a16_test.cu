@@ -124,12 +124,12 @@ TEST(HopperW4A16, Q17_X9_GptOssWithBiases) {
 }
 
 template <class Quant>
-class HopperW4A16Activations : public testing::Test {};
+class HopperW4A16Storages : public testing::Test {};
 using AllStorages = testing::Types<Int4Group128, Int4Group128Zero, Int4Group32, Int4Group32Zero, Mxfp4, Nvfp4>;
-TYPED_TEST_SUITE(HopperW4A16Activations, AllStorages);
+TYPED_TEST_SUITE(HopperW4A16Storages, AllStorages);
 
 // Tiles of 16, of the middle kernel and of the largest; of K in parts, with 1 and 5 tokens. Without a gate a brick is 64 features.
-TYPED_TEST(HopperW4A16Activations, X2_X9_EveryActivationWithBiases) {
+TYPED_TEST(HopperW4A16Storages, X2_X9_EveryActivationWithBiases) {
   NEEDS_HOPPER();
   for (int k = 0; k < activation::kKinds; ++k) {
     activation::Any act{static_cast<activation::Kind>(k)};
@@ -144,7 +144,7 @@ TYPED_TEST(HopperW4A16Activations, X2_X9_EveryActivationWithBiases) {
   }
 }
 
-TYPED_TEST(HopperW4A16Activations, X8_WeightOnTheInput) {
+TYPED_TEST(HopperW4A16Storages, X8_WeightOnTheInput) {
   NEEDS_HOPPER();
   for (activation::Kind kind : {activation::Kind::silu, activation::Kind::gelu, activation::Kind::relu2_no_mul}) {
     for (int k : {1, 2}) {
@@ -154,6 +154,20 @@ TYPED_TEST(HopperW4A16Activations, X8_WeightOnTheInput) {
       }
     }
   }
+}
+
+TYPED_TEST(HopperW4A16Storages, X19_GraphFollowsTheDevicesRowCount) {
+  NEEDS_HOPPER();
+  moe_test::graph_follows_the_devices_row_count<TypeParam, experts::HopperW4A16>();
+}
+TYPED_TEST(HopperW4A16Storages, Batched) {
+  NEEDS_HOPPER();
+  moe_test::batched_equals_oracle<TypeParam, experts::HopperW4A16>(kTolerance);
+}
+TYPED_TEST(HopperW4A16Storages, WeightsChangedInPlaceArePackedAnew) {
+  NEEDS_HOPPER();
+  constexpr bool kInt4 = TypeParam::kWeightDType == DType::u4;  // has whole bricks
+  moe_test::weights_changed_in_place_are_packed_anew<TypeParam, experts::HopperW4A16>(kInt4 ? 192 : 96);
 }
 
 TEST(HopperW4A16, UngatedWidthsThatLeaveHalfABrick) {
@@ -180,23 +194,15 @@ TEST(HopperW4A16, Mxfp4ExponentsBeyondBf16Multipliers) {
   NEEDS_HOPPER();
   EXPECT_LT(standard_error<Mxfp4>({4, 256, 256, 2}, 16, Load::random, 400, false, kSilu, 30), kTolerance);
 }
+TEST(HopperW4A16, Mxfp4ScaleBytesAtTheEndsOfTheirRange) {
+  NEEDS_HOPPER();
+  moe_test::ends_of_scales_equal_oracle<Mxfp4, experts::HopperW4A16>(kTolerance, kTolerance);
+}
 
-TEST(HopperW4A16, X19_GraphFollowsTheDevicesRowCount) {
-  NEEDS_HOPPER();
-  moe_test::graph_follows_the_devices_row_count<Mxfp4, experts::HopperW4A16>();
-}
-TEST(HopperW4A16, Batched) {
-  NEEDS_HOPPER();
-  moe_test::batched_equals_oracle<Int4Group128, experts::HopperW4A16>(kTolerance);
-}
 TEST(HopperW4A16, WorkersLimitTheMultiprocessors) {
   NEEDS_HOPPER();
   moe_test::workers_limit_the_multiprocessors<Int4Group128, experts::HopperW4A16>(kTolerance);
   moe_test::workers_limit_the_multiprocessors<Mxfp4, experts::HopperW4A16>(kTolerance);
-}
-TEST(HopperW4A16, WeightsChangedInPlaceArePackedAnew) {
-  NEEDS_HOPPER();
-  moe_test::weights_changed_in_place_are_packed_anew<Mxfp4, experts::HopperW4A16>();
 }
 
 TEST(HopperW4A16, Refusals) {
