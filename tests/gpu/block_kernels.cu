@@ -7,16 +7,7 @@
 #include "moe/experts/cublas_grouped.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
-#include "moe/quantization/fp8_block128.hpp"
-#include "moe/quantization/fp8_per_tensor.hpp"
-#include "moe/quantization/fp8_per_token.hpp"
-#include "moe/quantization/int4_fp8.hpp"
-#include "moe/quantization/int4_group128.hpp"
-#include "moe/quantization/int8_per_channel.hpp"
-#include "moe/quantization/mxfp4.hpp"
-#include "moe/quantization/mxfp4_fp8.hpp"
-#include "moe/quantization/none.hpp"
-#include "moe/quantization/nvfp4.hpp"
+#include "moe/quantization/schemes.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
 
@@ -57,6 +48,35 @@ MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
 MOE_TEST_SCHEME(quantization::Mxfp4Fp8<>);
 MOE_TEST_SCHEME(quantization::Int4Fp8<128>);
 MOE_TEST_SCHEME(quantization::Int4Fp8<32>);
+
+/// Schemes whose oracle is the host: rows alone.
+#define MOE_TEST_ROWS(...) template class moe::backends::detail::LocalExchange<Cuda, Narrow, __VA_ARGS__, bf16>
+#define MOE_TEST_BATCHES(...) template class moe_test::BatchedExchange<Narrow, __VA_ARGS__, bf16>
+MOE_TEST_ROWS(quantization::WNa16<4, 32, true>);
+MOE_TEST_ROWS(quantization::WNa16<4, 64, true>);
+MOE_TEST_ROWS(quantization::WNa16<4, 128, true>);
+MOE_TEST_ROWS(quantization::WNa16<4, 64>);
+MOE_TEST_ROWS(quantization::Int4Fp8<32, true>);
+MOE_TEST_ROWS(quantization::Int4Fp8<64, true>);
+MOE_TEST_ROWS(quantization::Int4Fp8<128, true>);
+MOE_TEST_ROWS(quantization::Int4Fp8<64>);
+MOE_TEST_ROWS(quantization::Fp8PerChannel<>);
+MOE_TEST_ROWS(quantization::Mxfp8W8A16<>);
+MOE_TEST_ROWS(quantization::Int8PerToken);
+MOE_TEST_ROWS(quantization::Mxfp8<>);
+MOE_TEST_ROWS(quantization::Mxfp4<>);
+MOE_TEST_ROWS(quantization::Mxfp4W4A8<>);
+MOE_TEST_ROWS(quantization::Nvfp4);
+MOE_TEST_ROWS(quantization::W4A8Fp8);
+MOE_TEST_ROWS(quantization::W4A8<quantization::Fp8Codec<>, 32>);
+MOE_TEST_ROWS(quantization::W4A8Int8);
+MOE_TEST_BATCHES(quantization::WNa16<4, 32, true>);
+MOE_TEST_BATCHES(quantization::Nvfp4W4A16);
+MOE_TEST_BATCHES(quantization::Mxfp8W8A16<>);
+MOE_TEST_BATCHES(quantization::Int4Fp8<64, true>);
+MOE_TEST_BATCHES(quantization::Mxfp4Fp8<>);
+MOE_TEST_BATCHES(quantization::Mxfp8<>);
+MOE_TEST_BATCHES(quantization::W4A8Int8);
 
 /// Rows of shared experts in the layer's scheme.
 template <class Quant>

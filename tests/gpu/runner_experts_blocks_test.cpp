@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <random>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -27,8 +25,8 @@
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"
-#include "moe/runner/device/captured_sizes.hpp"
 #include "moe/runner/shared_experts.hpp"
+#include "widened_block.hpp"
 
 namespace {
 
@@ -37,7 +35,11 @@ using Cuda = space::cuda;
 using Local = backends::NoExpertParallel<Cuda>;
 using moe_test::BlockFile;
 using moe_test::each_block_file;
+using moe_test::host_output;
+using moe_test::Numbers;
 using moe_test::relative_error;
+using moe_test::Weights;
+using moe_test::widened;
 using Fp8Block = quantization::Fp8Block<>;
 using Fp8Token = quantization::Fp8PerToken<>;
 using Mxfp4 = quantization::Mxfp4W4A16<>;
@@ -48,60 +50,6 @@ using Int4Group32 = quantization::WNa16<4, 32>;  // Kimi-K2-Thinking
 using Int4Fp8 = quantization::Int4Fp8<128>;
 using Int4Group32Fp8 = quantization::Int4Fp8<32>;
 using Int8Weights = quantization::Int8PerChannel;
-using Weights = io::HostLayerWeights<float>;
-
-/// Values that bf16 holds exactly.
-class Numbers {
- public:
-  explicit Numbers(std::string const& seed) : gen_(static_cast<unsigned>(std::hash<std::string>{}(seed))) {}
-  void fill(std::vector<float>& v, std::int64_t count, double bound, double middle = 0) {
-    v.resize(static_cast<std::size_t>(count));
-    for (float& x : v) x = to_float(from_float<bf16>(static_cast<float>(middle + std::uniform_real_distribution<>(-bound, bound)(gen_))));
-  }
-  /// If there is such an array.
-  void refill(std::vector<float>& v, std::int64_t count, double bound, double middle = 0) {
-    if (!v.empty()) fill(v, count, bound, middle);
-  }
-
- private:
-  std::mt19937 gen_;
-};
-
-/// The same block with sizes that all kernels take, and other weights.
-Weights widened(Weights w, std::string const& name) {
-  constexpr std::int64_t kHidden = 256, kLatent = 128, kInner = 128;
-  Numbers numbers(name);
-  io::LayerDescription& d = w.description;
-  d.hidden = kHidden;
-  d.latent = d.latent > 0 ? kLatent : 0;
-  d.intermediate = w.intermediate = kInner;
-  std::int64_t const h = d.expert_hidden(), count = static_cast<std::int64_t>(w.experts.size()), logits = d.router.num_logits();
-  auto const bound = [](std::int64_t inputs) { return std::sqrt(3.0 / static_cast<double>(inputs)); };
-  numbers.refill(w.router_weight, logits * kHidden, bound(kHidden));
-  numbers.refill(w.router_scale, kHidden, 0.2, 1);
-  numbers.refill(w.router_mlp.down, w.router_mlp.width * kHidden, bound(kHidden));
-  numbers.fill(w.w13, count * w.w13_rows() * h, 2 * bound(h));
-  numbers.fill(w.w2, count * h * kInner, 2 * bound(kInner));
-  numbers.refill(w.w13_bias, count * w.w13_rows(), 0.2);
-  numbers.refill(w.w2_bias, count * h, 0.2);
-  numbers.refill(w.latent_in, h * kHidden, bound(kHidden));
-  numbers.refill(w.latent_out, h * kHidden, bound(h));
-  numbers.refill(w.latent_norm, h, 0.2, 1);
-  numbers.refill(w.latent_in_norm, h, 0.2, 1);
-  numbers.refill(w.expert_norm, h, 0.2, 1);
-  numbers.refill(w.output_bias, kHidden, 0.2);
-  numbers.refill(w.post_norm, kHidden, 0.2, 1);
-  if (w.shared.count > 0) {
-    std::int64_t const wide = w.shared.count > 1 ? kInner : 2 * kInner;
-    w.shared.intermediate = wide;
-    d.shared.intermediate = wide * w.shared.count;
-    std::int64_t const parts = d.shared.activation.gated() ? 2 : 1;
-    numbers.fill(w.shared.w13, w.shared.count * parts * wide * kHidden, 2 * bound(kHidden));
-    numbers.fill(w.shared.w2, w.shared.count * kHidden * wide, 2 * bound(wide));
-    numbers.refill(w.shared.gate, kHidden, bound(kHidden));
-  }
-  return w;
-}
 
 struct OnDevice {
   std::vector<float> output;
@@ -110,53 +58,12 @@ struct OnDevice {
 /// Enqueued, and the same bits replayed from a graph.
 template <class Quant>
 OnDevice run_on_device(Weights const& weights, std::vector<float> const& hidden, std::vector<std::int64_t> const& tokens) {
-  std::int64_t const h = weights.description.hidden, rows = static_cast<std::int64_t>(hidden.size()) / h;
+  std::int64_t const width = weights.description.hidden, rows = static_cast<std::int64_t>(hidden.size()) / width;
   comm::Self<Cuda> self;
   models::BestDeviceBlock<Quant, Local> block(self, weights, ExpertPlacement(static_cast<int>(weights.experts.size()), 1), rows);
-  std::vector<bf16> values(hidden.size());
-  std::transform(hidden.begin(), hidden.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
-  Buffer<bf16, Cuda> x(rows * h), y(rows * h);
-  Buffer<std::int64_t, Cuda> ids(static_cast<std::int64_t>(tokens.size()));
-  x.copy_from_host(values.data());
-  if (!tokens.empty()) ids.copy_from_host(tokens.data());
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  ForwardOptions options;
-  options.token_ids = tokens.empty() ? nullptr : ids.data();
-  auto const forward = [&](std::int64_t n, cudaStream_t stream) {
-    block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, h), make_rows(y.data(), n, h), options, stream);
-  };
-  auto const result = [&] {
-    std::vector<bf16> out(values.size());
-    y.copy_to_host(out.data());
-    std::vector<float> wide(out.size());
-    std::transform(out.begin(), out.end(), wide.begin(), [](bf16 v) { return to_float(v); });
-    return wide;
-  };
-  CudaStream stream;
-  forward(rows, stream);
-  stream.synchronize();
-  OnDevice run{result(), block.experts(), block.note()};
-  runner::CapturedSizes<Cuda> graphs;
-  std::vector<std::int64_t> const sizes{rows};
-  block.visit([&](auto& b) { graphs.capture(self, sizes, runner::capture_obstacle(b.runner()), forward); });
-  check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  graphs.replay(rows, stream);
-  stream.synchronize();
-  EXPECT_EQ(result(), run.output) << "a replayed graph differs";
-  return run;
-}
-
-/// The same block in the host space.
-template <class Quant>
-std::vector<float> on_host(Weights const& weights, std::vector<float> const& hidden, std::vector<std::int64_t> const& tokens) {
-  using Block = models::BlockRunner<Quant, backends::NoExpertParallel<>, experts::Reference<float>>;
-  std::vector<float> out(hidden.size());
-  comm::Self<> self;
-  Block block(self, Weights(weights), ExpertPlacement(static_cast<int>(weights.experts.size()), 1),
-              static_cast<std::int64_t>(hidden.size()) / weights.description.hidden);
-  block.forward(hidden, tokens.empty() ? nullptr : tokens.data(), out);
-  return out;
+  std::string obstacle;
+  block.visit([&](auto& b) { obstacle = runner::capture_obstacle(b.runner()); });
+  return {moe_test::device_output(self, block, obstacle, width, hidden, tokens), block.experts(), block.note()};
 }
 
 bool hopper() { return device_architecture() == 90; }
@@ -189,7 +96,7 @@ void widened_blocks_equal_the_host(double tolerance) {
     std::vector<float> hidden;
     Numbers(f.name + " rows").fill(hidden, f.rows() * d.hidden, 1.0);
     OnDevice const got = run_on_device<Quant>(weights, hidden, f.tokens);
-    EXPECT_LT(relative_error(got.output, on_host<Quant>(weights, hidden, f.tokens)), tolerance) << got.experts << ": " << got.note;
+    EXPECT_LT(relative_error(got.output, host_output<Quant>(weights, hidden, f.tokens)), tolerance) << got.experts << ": " << got.note;
     bool const best = hopper() && !d.expert_norm;
     EXPECT_EQ(got.experts, best ? best_experts<Quant>() : "cuda_reference") << got.note;
     EXPECT_EQ(got.note.empty(), best) << got.note;
@@ -198,7 +105,7 @@ void widened_blocks_equal_the_host(double tolerance) {
 
     Weights const fused = models::with_fused_shared(weights);
     OnDevice const one_kernel = run_on_device<Quant>(fused, hidden, f.tokens);
-    EXPECT_LT(relative_error(one_kernel.output, on_host<Quant>(fused, hidden, f.tokens)), tolerance) << "fused: " << one_kernel.experts;
+    EXPECT_LT(relative_error(one_kernel.output, host_output<Quant>(fused, hidden, f.tokens)), tolerance) << "fused: " << one_kernel.experts;
     EXPECT_EQ(one_kernel.experts, got.experts);
     ++with_fused;
   });
