@@ -158,6 +158,8 @@ TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirMessages) {
   EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 0, code(ErrorCode::argument), 0, 1}, ErrorCode::peer),
             "rank 3 refused its arguments with E_ARG");
   EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 0, code(ErrorCode::peer), 0, 1}, ErrorCode::peer), "rank 3 abandoned the call");
+  EXPECT_EQ(sentence({code(ErrorCode::timeout), 2, 0, 3, 7, 5, moe::comm::kProcessEnded, 0, 0}, ErrorCode::timeout),
+            "rank 3 did not arrive in round 7: its process has ended");
   EXPECT_EQ(sentence({code(ErrorCode::timeout), 2, 0, 3, 7, 5, 0, 0, 0}, ErrorCode::timeout),
             "rank 3 did not arrive: expected round 7, observed 5");
   EXPECT_EQ(sentence({code(ErrorCode::mismatch), 1, 0, 3, 7, 5, 9, 0, 0}, ErrorCode::mismatch),

@@ -63,22 +63,29 @@ struct HalfParts : RankParts {
 /// "" if everything was as it must be.
 template <class Backend, class Parts = RankParts>
 std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
-  comm::Mpi world(MPI_COMM_WORLD, {.timeout_ms = kDeadline}), tp(MPI_COMM_WORLD, {.timeout_ms = kDeadline});
+  comm::Mpi world(MPI_COMM_WORLD, {.timeout_ms = kDeadline});
+  int const group = world.rank() / grid.tp;
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, group, world.rank(), &part);
+  comm::Mpi tp(part, {.timeout_ms = kDeadline});
   Model const m{.form = {false, false, shared}};
   BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = false;
   Rank<Backend, experts::Reference<float>, Parts> rank(parallel_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
   if constexpr (std::is_same_v<Parts, HalfParts>) rank.runner.decide_dual_batch(true);
-  std::vector<float> const x = bf16_numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
+  std::vector<float> const x = bf16_numbers(50 + group, 5 * kHidden);
   if (std::string const wrong = differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F); !wrong.empty())
     return "before the death: " + wrong;
   auto const start = std::chrono::steady_clock::now();
+  int const victim = kRanks - 1;
   try {
-    rank.forward(x, Death{phase, world.rank() == kRanks - 1});
+    rank.forward(x, Death{phase, world.rank() == victim});
+    if (group != victim / grid.tp) rank.forward(x);  // the death was in a sum over another group
     return "no error";
   } catch (TransportError const& e) {
     if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return text("another error: ", e.what());
-    if (e.peer() != kRanks - 1) return text("another rank named: ", e.what());
+    bool const by_tp_rank = group == victim / grid.tp && e.peer() == victim % grid.tp;  // its own TP group names it so
+    if (e.peer() != victim && !by_tp_rank) return text("another rank named: ", e.what());
   }
   // Twice the deadline: the TP group's agreement that follows the error waits for the dead rank, too.
   if (std::chrono::steady_clock::now() - start > std::chrono::milliseconds(2 * kDeadline + 3000)) return "later than the deadline";
@@ -94,7 +101,11 @@ int run_rank(std::string const& form, int phase, std::string const& folder) {
   try {
     finding =
         form == "tp_all_to_all_v" ? survive<backends::AllToAllV<comm::Mpi>>({kRanks, 1, 1, true}, SharedOutput::partial, stage)
-        : form == "dp_halves"     ? survive<backends::AllToAllV<comm::Mpi>, HalfParts>({1, kRanks, 1, true}, SharedOutput::complete, stage)
+        : form == "two_groups_all_to_all_v"
+            ? survive<backends::AllToAllV<comm::Mpi>>({2, kRanks / 2, 1, true}, SharedOutput::partial, stage)
+        : form == "two_groups_low_latency"
+            ? survive<backends::LowLatency<comm::MpiShared>>({2, kRanks / 2, 1, true}, SharedOutput::partial, stage)
+        : form == "dp_halves" ? survive<backends::AllToAllV<comm::Mpi>, HalfParts>({1, kRanks, 1, true}, SharedOutput::complete, stage)
         : form == "dp_chunks" ? survive<backends::AllToAllV<comm::Mpi>, RankChunkParts>({1, kRanks, 1, true}, SharedOutput::complete, stage)
         : form == "dp_low_latency"
             ? survive<backends::LowLatency<comm::MpiShared>>({1, kRanks, 1, true}, SharedOutput::complete, stage)
@@ -116,7 +127,8 @@ TEST_P(KilledRunnerRank, SurvivorsNameIt) {
   moe_test::expect_survivors_fine(program, kRanks, {form, std::to_string(static_cast<int>(phase))}, kRunSeconds);
 }
 
-// Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one; in halves and in chunks.
+// Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one; in halves and in
+// chunks; the sum over one of two TP groups, whose other rank then comes to no exchange either.
 INSTANTIATE_TEST_SUITE_P(Stages, KilledRunnerRank,
                          testing::Values(std::pair{"tp_all_to_all_v", Phase::route}, std::pair{"tp_all_to_all_v", Phase::dispatch},
                                          std::pair{"tp_all_to_all_v", Phase::experts}, std::pair{"tp_all_to_all_v", Phase::reduction},
@@ -124,7 +136,9 @@ INSTANTIATE_TEST_SUITE_P(Stages, KilledRunnerRank,
                                          std::pair{"dp_gather", Phase::dispatch}, std::pair{"dp_gather", Phase::combine},
                                          std::pair{"tp_all_to_all_v", Phase::combine}, std::pair{"dp_low_latency", Phase::experts},
                                          std::pair{"dp_halves", Phase::dispatch}, std::pair{"dp_halves", Phase::combine},
-                                         std::pair{"dp_chunks", Phase::shared}, std::pair{"dp_chunks", Phase::combine}),
+                                         std::pair{"dp_chunks", Phase::shared}, std::pair{"dp_chunks", Phase::combine},
+                                         std::pair{"two_groups_all_to_all_v", Phase::reduction},
+                                         std::pair{"two_groups_low_latency", Phase::reduction}),
                          [](auto const& info) { return text(info.param.first, "_in_", name(info.param.second)); });
 
 }  // namespace

@@ -28,9 +28,9 @@ struct HostWindowControl {
 };
 
 /// One rank's view of a window; every rank of the node maps all parts. Holds no memory: a derived class maps the parts, zeroes this rank's
-/// part and calls attach(). Not thread-safe. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, the round and the
-/// value found instead; E_PEER when another rank has aborted or the peer's process has ended. The abort words tell every other rank. After
-/// a failure the window is unusable: every later call is E_STATE.
+/// part and calls attach(). Not thread-safe. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, or a rank whose
+/// process has ended, the round and the value found instead; E_PEER when another rank has aborted or the peer's process has ended. The
+/// abort words tell every other rank. After a failure the window is unusable: every later call is E_STATE.
 class HostWindow {
  public:
   using Space = space::host;
@@ -176,6 +176,16 @@ class HostWindow {
            detail::process_start(process(r)) != *at<std::uint64_t>(r, HostWindowControl::start_time);
   }
 
+  /// The first rank whose process is known to have ended, or -1.
+  int ended_rank() const {
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank() && ended(r)) {
+        return r;
+      }
+    }
+    return -1;
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int kSpins = 64;     // polls before the wait yields its core, which ranks may share
@@ -205,7 +215,8 @@ class HostWindow {
     }
     auto give_up = [&](ErrorCode code, std::uint32_t seen) {
       if (!masks_ || peer == rank()) {
-        fail(code, phase, peer, round, seen);
+        int const dead = ended_rank();  // a peer that is missing may itself wait for it
+        fail(code, phase, dead >= 0 ? dead : peer, round, seen, dead >= 0 ? kProcessEnded : 0);
       }
       masked_[static_cast<std::size_t>(peer)] = true;
     };

@@ -28,6 +28,9 @@ constexpr std::string_view name(ExchangePhase p) {
   return names[static_cast<std::size_t>(p)];
 }
 
+/// FailureRecord::value, set on the host: `peer` is known to have died, and another rank, which may wait for it, has been missing.
+inline constexpr std::uint32_t kProcessEnded = 1;
+
 /// Written once, by the first device thread of a rank that fails, into host memory that the device maps; `code` is written last.
 struct FailureRecord {
   std::uint32_t code;  ///< 0: none; else 1 + ErrorCode
@@ -36,7 +39,7 @@ struct FailureRecord {
   std::int32_t peer;       ///< the rank that did not arrive, or whose word disagrees
   std::uint32_t round;     ///< the round that was waited for
   std::uint32_t observed;  ///< the value that the word had
-  std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused
+  std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused; E_TIMEOUT: 0 or kProcessEnded
   std::uint32_t bound;     ///< E_CAPACITY: rows that fit
   /// All ranks have seen the same failure and have finished the round: the group stays usable once the record is cleared.
   std::uint32_t recoverable;
@@ -121,7 +124,10 @@ inline void throw_if_failed(FailureRecord const& f) {
     throw TransportError(code, f.rank, f.peer, phase, f.round, message);
   }
   switch (code) {
-    case ErrorCode::timeout: message = text("rank ", f.peer, " did not arrive: expected round ", f.round, ", observed ", f.observed); break;
+    case ErrorCode::timeout:
+      message = f.value == kProcessEnded ? text("rank ", f.peer, " did not arrive in round ", f.round, ": its process has ended")
+                                         : text("rank ", f.peer, " did not arrive: expected round ", f.round, ", observed ", f.observed);
+      break;
     case ErrorCode::mismatch:
       message = text("rank ", f.peer, " runs another shape: header tag ", f.observed, ", expected ", f.value);
       break;
