@@ -317,6 +317,27 @@ TEST(EplbErrorsOnTheDevice, DeadlineEndsTheCommunicator) {
   stream.synchronize();
 }
 
+// A rank whose process has ended, where the communicator knows it.
+struct WaitsForTheDead : WaitsForAbort {
+  int ended_rank() const { return 3; }
+};
+TEST(EplbErrorsOnTheDevice, DeadlineNamesARankThatHasEnded) {
+  CudaStream stream;
+  WaitsForTheDead comm;
+  eplb::CommGroup<WaitsForTheDead> group(comm, stream, 100);
+  comm.hold(stream);
+  try {
+    group.all_gather(7);
+    ADD_FAILURE() << "no error";
+  } catch (TransportError const& e) {
+    EXPECT_EQ(e.code(), ErrorCode::timeout);
+    EXPECT_EQ(e.peer(), 3);
+    EXPECT_NE(std::string(e.what()).find("not done within 100 ms; the process of rank 3 has ended"), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(comm.aborted);
+  stream.synchronize();
+}
+
 // After an error elsewhere: end() does not wait for the worker's deadline, and the weights are those of the maps.
 TEST(EplbErrorsOnTheDevice, EndWhileAWeightIsUnderWay) {
   WaitsForAbort comm;

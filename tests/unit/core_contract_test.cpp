@@ -243,6 +243,7 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   facts::reserve_reduction(silent, 9);
   facts::begin_abort(silent);
   EXPECT_FALSE(facts::failed(silent));
+  EXPECT_EQ(facts::ended_rank(silent), -1);
   EXPECT_FALSE(facts::gathers_host_memory<Silent>());
   EXPECT_FALSE((facts::gathers_on_the_host<Silent, moe::HostStream>()));
   EXPECT_TRUE((facts::gathers_on_the_host<moe::comm::Self<>, moe::HostStream>()));
@@ -339,8 +340,10 @@ TEST(Contract, StatedGroupsAreOverOnceTheyAreEnded) {
   static_assert(moe::Communicator<StatedCommunicator>);
   StatedCommunicator comm;
   EXPECT_FALSE(facts::failed(comm));
+  EXPECT_EQ(facts::ended_rank(comm), -1);
   facts::begin_abort(comm);
   EXPECT_TRUE(facts::failed(comm));
+  EXPECT_EQ(facts::ended_rank(comm), 0);
   EXPECT_TRUE(facts::gathers_host_memory<StatedCommunicator>() && facts::counts_waits<StatedCommunicator>());
   EXPECT_TRUE(facts::starts_transfers<StatedCommunicator>() && facts::has_groups<StatedCommunicator>());
   EXPECT_EQ(facts::allows_threads<StatedCommunicator>(), facts::allows_threads<Silent>());

@@ -207,6 +207,7 @@ struct StatedCommunicator : ArchetypeCommunicator {
   std::vector<std::uint64_t> waited_ns() const { return {}; }
   bool failed() const { return failed_; }
   void begin_abort() noexcept { failed_ = true; }
+  int ended_rank() const { return failed_ ? 0 : -1; }
 
  private:
   std::atomic<bool> failed_ = false;

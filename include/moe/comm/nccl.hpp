@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -74,7 +73,7 @@ class Nccl {
   Nccl& operator=(Nccl&& other) noexcept {
     std::swap(params_, other.params_);
     std::swap(state_, other.state_);
-    std::swap(one_node_, other.one_node_);
+    std::swap(peers_, other.peers_);
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
     std::swap(phase_, other.phase_);
@@ -82,11 +81,7 @@ class Nccl {
     std::swap(scratch_, other.scratch_);
     return *this;
   }
-  /// Never waits for a peer, dead or alive.
-  ~Nccl() {
-    abort();
-    cudaFree(scratch_);
-  }
+  ~Nccl() { abort(); }  ///< never waits for a peer, dead or alive
 
   /// A new id; one rank makes it and hands it to the others.
   static ncclUniqueId unique_id() { return detail::unique_id(); }
@@ -137,20 +132,22 @@ class Nccl {
     state_->comms.add(kDirect, state_->made_direct);
     finish(static_cast<ncclResult_t>(meeting->result.load()), "connect");
     synchronize(meeting->stream);
-
-    detail::HostName const host = detail::host_name();
-    std::vector<detail::HostName> hosts(static_cast<std::size_t>(size_));
-    all_gather_host(host.data(), sizeof host, hosts.data());
-    one_node_ = std::count(hosts.begin(), hosts.end(), host) == size_;
+    meet();
+  }
+  /// Collective: the ranks learn each other's machine and process, once; a part of connect().
+  void meet() {
+    if (size_ == 1 || !peers_.processes.empty()) return;
+    peers_ = detail::Peers::meet(size_, [this](void const* in, std::int64_t n, void* out) { all_gather_host(in, n, out); });
   }
   /// Null after a failure. For calls of the caller's own while no other thread may call begin_abort(); check() takes their results.
   ncclComm_t handle() const { return state_ ? AnyCall(state_->comms)[kComm] : nullptr; }
   /// From any thread: whether a deadline, an error or begin_abort() has ended the communicator.
   bool failed() const { return !state_ || state_->comms.failed(); }
+  /// The first rank whose process is known to have ended, or -1. Ranks that have met see those of their machine.
+  int ended_rank() const { return detail::first_ended(peers_.processes, rank_); }
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
-  /// What the caller is doing, for error messages; the string must outlive the object.
-  void set_phase(char const* phase) { phase_ = phase; }
+  void set_phase(char const* phase) { phase_ = phase; }  ///< for error messages; the string must outlive the object
 
   /// Gathers `n` bytes of every rank, in rank order, into out.
   void all_gather(void const* in, std::int64_t n, void* out, StreamType stream) {
@@ -159,7 +156,7 @@ class Nccl {
   }
   /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's part of `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
-    if (one_node_) {  // every pair has its own link: send directly instead of in a ring
+    if (peers_.one_node) {  // every pair has its own link: send directly instead of in a ring
       void* const own = static_cast<std::byte*>(out) + offsets[rank_];
       if (own != in && n > 0) Memory<Space>::copy_async(own, in, bytes(n), stream);
       Group group(*this);
@@ -268,8 +265,8 @@ class Nccl {
   }
 
   /// Returns when the stream has passed `event`; E_STATE if the communicator has ended or another thread ends it. After the deadline it
-  /// aborts the communicator and throws E_TIMEOUT, naming the rank that `missing()` returns (-1: unknown); `missing()` may throw a better
-  /// error. NCCL's kernels still run while it is called.
+  /// aborts the communicator and throws E_TIMEOUT, naming ended_rank(), else the rank that `missing()` returns (-1: unknown); `missing()`
+  /// may throw a better error. NCCL's kernels still run while it is called.
   template <class Missing>
   void wait(cudaEvent_t event, char const* what, Missing&& missing) {
     detail::Backoff backoff(params_.timeout_ms);
@@ -284,7 +281,9 @@ class Nccl {
       if (ncclResult_t const error = async_error(); error != ncclSuccess) finish(error, what);
       if (backoff.expired()) {
         AbortAtExit const ends{*this};
-        fail(ErrorCode::timeout, missing(), text(what, ": not done within ", params_.timeout_ms, " ms"));
+        int const ended = ended_rank();  // another that is missing may itself wait for it
+        fail(ErrorCode::timeout, ended >= 0 ? ended : missing(),
+             text(what, ": not done within ", params_.timeout_ms, " ms", ended >= 0 ? "; its process has ended" : ""));
       }
       backoff.pause();
     }
@@ -340,8 +339,9 @@ class Nccl {
     if (result == ncclSuccess) return;
     if (failed()) refuse();  // another thread has ended the communicator
     std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(nullptr));
+    int const ended = ended_rank();
     begin_abort();
-    if (result == ncclRemoteError) fail(ErrorCode::peer, -1, message);
+    if (result == ncclRemoteError || ended >= 0) fail(ErrorCode::peer, ended, message);
     throw Error(ErrorCode::cuda, message);
   }
   /// Collectives on kComm that NCCL runs as one operation.
@@ -363,7 +363,7 @@ class Nccl {
       if (state != ncclInProgress) return state;
       if (backoff.expired()) {
         begin_abort();
-        fail(ErrorCode::timeout, -1, text(call, ": another rank did not arrive within ", params_.timeout_ms, " ms"));
+        fail(ErrorCode::timeout, ended_rank(), text(call, ": another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
       backoff.pause();
     }
@@ -380,21 +380,21 @@ class Nccl {
   }
   /// A zeroed word of device memory.
   void* scratch() {
-    if (scratch_ == nullptr) {
-      scratch_ = Memory<Space>::allocate(sizeof(float));
-      Memory<Space>::fill(scratch_, 0, sizeof(float));
+    if (!scratch_) {
+      scratch_ = std::make_unique<detail::DeviceBytes>(sizeof(float));
+      Memory<Space>::fill(scratch_->data, 0, sizeof(float));
     }
-    return scratch_;
+    return scratch_->data;
   }
 
   Params params_;
   std::unique_ptr<detail::NcclState> state_ = std::make_unique<detail::NcclState>();  // null once moved from
-  bool one_node_ = false;                                                             // known once connected
+  detail::Peers peers_;
   int rank_ = 0;
   int size_ = 1;
   char const* phase_ = "construction";
   std::uint64_t calls_ = 0;
-  void* scratch_ = nullptr;
+  std::unique_ptr<detail::DeviceBytes> scratch_;
 };
 
 }  // namespace moe::comm

@@ -15,9 +15,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "moe/comm/abortable.hpp"
 #include "moe/comm/nccl_status.hpp"
+#include "moe/comm/process.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm::detail {
@@ -63,12 +65,29 @@ struct DeviceBytes {
   void* data;
 };
 
-using HostName = std::array<char, 64>;
-inline HostName host_name() {
-  HostName name{};
-  gethostname(name.data(), name.size() - 1);
-  return name;
-}
+/// What a rank learns of the others when they meet.
+struct Peers {
+  bool one_node = false;
+  std::vector<ProcessMark> processes{};  ///< [ranks]; none before
+
+  /// gather(in, n, out) gathers n bytes of host memory of each rank.
+  template <class Gather>
+  static Peers meet(int ranks, Gather const& gather) {
+    struct Card {
+      std::array<char, 64> host{};
+      ProcessMark process = ProcessMark::mine();
+    } own;
+    gethostname(own.host.data(), own.host.size() - 1);
+    std::vector<Card> cards(static_cast<std::size_t>(ranks));
+    gather(&own, static_cast<std::int64_t>(sizeof own), cards.data());
+    Peers out{.one_node = true};
+    for (Card const& c : cards) {
+      out.one_node = out.one_node && c.host == own.host;
+      out.processes.push_back(c.process);
+    }
+    return out;
+  }
+};
 
 /// A new id; one rank makes it and hands it to the others.
 inline ncclUniqueId unique_id() {

@@ -59,6 +59,8 @@ class NcclSymmetric {
   void* peer(int r, std::int64_t offset) const { return view_.peer[r] + offset; }
   /// The view that kernels take as a parameter.
   WindowView const& view() const { return view_; }
+  /// Nccl::ended_rank().
+  int ended_rank() const { return comm_->ended_rank(); }
   /// Throws the error that a kernel has reported since the last call; call after synchronising.
   void check() const { throw_if_failed(*failure_); }
 
@@ -66,6 +68,7 @@ class NcclSymmetric {
   static constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
   void construct(std::uint64_t timeout_ns) {
+    comm_->meet();
     // Ranks agree before the first collective call on the window, so that a rank without memory does not leave the others waiting.
     if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
       base_ = nullptr;

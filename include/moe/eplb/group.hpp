@@ -59,15 +59,19 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
 }
 /// The same for work of a communicator. If its kernels have no deadline of their own (comm::Nccl), an error ends the communicator:
 /// otherwise no later wait for the device and no freeing of memory would return. The group must then be rebuilt. E_STATE if another thread
-/// has ended the communicator: the fence has then passed, but the work before it is not complete.
+/// has ended the communicator: the fence has then passed, but the work before it is not complete. E_TIMEOUT names a rank whose process is
+/// known to have ended (facts::ended_rank()).
 template <class Comm, class Space>
 void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
   try {
     wait_for(fence, timeout_ms, what);
     if (facts::failed(comm)) throw Error(ErrorCode::state, text(what, ": the communicator has been ended"));
-  } catch (Error const&) {
+  } catch (Error const& e) {
+    int const ended = e.code() == ErrorCode::timeout ? facts::ended_rank(comm) : -1;
     facts::begin_abort(comm);
-    throw;
+    if (ended < 0) throw;
+    throw TransportError(e.code(), comm.rank(), ended, std::string(what), 0,
+                         text(e.message(), "; the process of rank ", ended, " has ended"));
   }
 }
 

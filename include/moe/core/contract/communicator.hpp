@@ -164,4 +164,15 @@ void begin_abort([[maybe_unused]] Comm& comm) {
   if constexpr (requires { comm.begin_abort(); }) comm.begin_abort();
 }
 
+/// Comm::ended_rank(), also of a window: the first rank whose process is known to have ended, or -1. Errors name it: another rank that is
+/// missing may itself wait for it. Default: -1; the rank that is missing is named, if it is known.
+template <class Comm>
+int ended_rank([[maybe_unused]] Comm const& comm) {
+  if constexpr (requires { comm.ended_rank(); }) {
+    return comm.ended_rank();
+  } else {
+    return -1;
+  }
+}
+
 }  // namespace moe::facts

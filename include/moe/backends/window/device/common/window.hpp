@@ -11,6 +11,7 @@
 #include "moe/backends/window/device/common/calls.hpp"
 #include "moe/comm/window_manager.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/parallel/placement.hpp"
 
@@ -116,6 +117,25 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   return tokens;
 }
 
+/// The failure of a group, if any. A rank that did not arrive may itself wait for one whose process has ended: names that one, where the
+/// window knows it.
+template <class Window>
+comm::FailureRecord blaming_ended(Window const& window, comm::FailureRecord f) {
+  bool const absent =
+      f.code == 1U + static_cast<std::uint32_t>(ErrorCode::timeout) || f.code == 1U + static_cast<std::uint32_t>(ErrorCode::peer);
+  if (int const ended = absent && f.recoverable == 0 ? facts::ended_rank(window) : -1; ended >= 0) {
+    f.peer = ended;
+    f.value = comm::kProcessEnded;
+  }
+  return f;
+}
+/// Throws the failure that ended the group, if any. At any time.
+template <class Window>
+void expect_group(Window const& window) {
+  comm::FailureRecord const& f = *window.view().failure;
+  if (*const_cast<std::uint32_t const volatile*>(&f.code) != 0) comm::throw_if_over(blaming_ended(window, f));
+}
+
 /// Throws the error that the kernels reported. Clears a failure that all ranks have seen: the group stays usable. The stream must be idle.
 template <class Window>
 void check_window(Window const& window) {
@@ -125,7 +145,7 @@ void check_window(Window const& window) {
     f = {};
     Memory<space::cuda>::fill(window.peer(window.rank(), comm::WindowControl::claimed), 0, 4);
   }
-  comm::throw_if_failed(seen);
+  comm::throw_if_failed(blaming_ended(window, seen));
 }
 
 /// The words of every rank in this rank's control part.

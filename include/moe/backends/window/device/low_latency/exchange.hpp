@@ -304,7 +304,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   // Both halves in one kernel, or only the first.
   Handle begin(Routed const& in, cudaStream_t stream, int buffer_set, bool receive) {
     handles_.expect_buffer_set(buffer_set);
-    comm::throw_if_over(*window_->view().failure);
+    expect_group(*window_);
     if (handles_.sent(buffer_set)) {
       throw Error(ErrorCode::state, "prepare: the last send of this buffer set has not been received");
     }
