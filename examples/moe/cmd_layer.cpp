@@ -378,6 +378,13 @@ std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_li
   return files;
 }
 
+/// E_CONFIG if a pass has too few rows for two halves.
+void expect_halves(Job const& job) {
+  if (job.options.dual_batch != "on" || job.layer_rows() >= 2) return;
+  if (job.options.chunk == 1) throw Error(ErrorCode::config, "--dual-batch on: a pass of --chunk 1 row has no two halves. Fix: --chunk 2");
+  throw Error(ErrorCode::config, text("--dual-batch on: no rank has more than ", job.layer_rows(), " row, and two halves need 2"));
+}
+
 /// E_MISMATCH, on every rank, naming the first option that differs from rank 0's. Paths may differ between machines.
 void require_same_run(Job const& job) {
   JobOptions const& o = job.options;
@@ -442,6 +449,7 @@ void run(JobOptions const& options) {
       job.moe = place_in_grid(job.options, comm);
       place_experts(job);
       read_input(job, input ? *input : *store);
+      expect_halves(job);
       if (!options.expected.empty()) {
         expected.emplace(options.expected.substr(0, options.expected.rfind(':')));  // there is one: file_and_name()
         wanted = expected_tensor(job, *expected);

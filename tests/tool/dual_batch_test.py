@@ -5,7 +5,7 @@ import pathlib
 import sys
 import tempfile
 
-from tool import DATA, block_refusals, in_parallel, moe, report_runs, run_block
+from tool import DATA, block_refusals, in_parallel, moe, read, report_runs, run_block, write
 
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
 BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
@@ -77,12 +77,16 @@ def reasons(folder, file):
         yield f"the help of --dual-batch does not say what each mode is: {shown}"
 
 
-def refusals(file):
+def refusals(folder, file):
+    dtype, (rows, hidden), data = read(file)[0]["hidden"]
+    row = folder / "row.safetensors"
+    write(row, {"hidden": (dtype, [1, hidden], data[:len(data) // rows])})
     no_halves = "dual batch over a backend that cannot send and wait apart"
     cases = [
         (2, ["--dual-batch", "on", "--backend", "allgather_reduce_scatter"], "E_CONFIG", no_halves, "all_to_all_v"),
         (1, ["--dual-batch", "on"], "E_CONFIG", no_halves),
-        (2, ["--dual-batch", "on", "--chunk", 1], "E_CONFIG", "dual batch: max_tokens_per_rank 1 cannot be split; at least 2"),
+        (2, ["--dual-batch", "on", "--chunk", 1], "E_CONFIG", "--dual-batch on: a pass of --chunk 1 row has no two halves. Fix: --chunk 2"),
+        (2, ["--dual-batch", "on", "--input", row], "E_CONFIG", "--dual-batch on: no rank has more than 1 row"),
         (1, ["--dual-batch", "on", "--device", "cuda"], "E_CONFIG", no_halves),
         (1, ["--shared-overlap", "on"], "--shared-overlap", "on"),
         (1, ["--dual-batch", "maybe"], "--dual-batch", "maybe"),
@@ -98,7 +102,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         results = in_parallel([(check, pathlib.Path(name), i, *run) for i, run in enumerate(runs)])
         said = list(reasons(pathlib.Path(name), files[0]))
-    return report_runs(runs, results, refusals(files[0]) + said, files)
+        refused = refusals(pathlib.Path(name), files[0])
+    return report_runs(runs, results, refused + said, files)
 
 
 sys.exit(main())
