@@ -35,9 +35,13 @@
 #include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/backends/window/device/one_sided/exchange.hpp"
+#include "moe/backends/window/device/pplx/exchange.hpp"
+#include "moe/backends/window/device/two_sided/exchange.hpp"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/eplb/recovery.hpp"
 #include "moe/eplb/runtime_balancer.hpp"
+#include "moe/runner/device/two_queues.hpp"
 #include "started_ranks.hpp"
 
 namespace {
@@ -50,6 +54,10 @@ using Gather = backends::AllGatherReduceScatter<Nccl>;
 using AllToAll = backends::AllToAllV<Nccl>;
 using LowLatency = backends::LowLatency<Window>;
 using HighThroughput = backends::HighThroughput<Window>;
+using Naive = backends::Naive<Nccl>;
+using OneSided = backends::OneSided<Window>;
+using TwoSided = backends::TwoSided<Window>;
+using Pplx = backends::Pplx<Window>;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -65,6 +73,7 @@ constexpr auto kDeadlinesAndLoad = milliseconds(2 * kDeadline + 3000);
 constexpr auto kLeaveWithin = std::chrono::seconds(15);
 constexpr auto kOthersArrive = milliseconds(500);  ///< by then the survivors have passed the stages before the death
 constexpr int kBetweenSteps = -1;                  ///< the stage of a death outside the forwards; else a Phase
+constexpr int kWide = 256;                         ///< a width that every exchange takes
 
 /// The arguments of one rank's process.
 struct Role {
@@ -142,17 +151,26 @@ void settle(R& runner, cudaStream_t stream) {
 struct Options {
   bool rows_agree = false;
   backends::Sizes sizes = backends::Sizes::automatic;
+  int hidden = kHidden;
+};
+struct HalfParts : Parts {
+  using DualBatch = runner::dual_batch::Halves;
+};
+struct ChunkParts : Parts {
+  using Chunking = runner::chunking::Lockstep;
 };
 
-/// A rank of a grid.
-template <class Backend>
+/// A rank of a grid. Splits every batch if its parts can; chunks have two rows.
+template <class Backend, class P = Parts>
 class Rank {
  public:
-  using R = Runner<LayerOf<Backend>, Parts>;
+  using R = Runner<LayerOf<Backend>, P>;
   Rank(MoeParallel const& at, Model const& m, Nccl& layer_group, Nccl* tp, Options const& o = {})
       : placement_(m.experts, at.ep_size),
         store_(experts_of<Store>(m, placement_, at.ep_rank, at.moe_tp_rank, at.moe_tp_size)),
-        runner_(comm(layer_group), store_.view(), parameters(m, at, tp, o)) {}
+        runner_(comm(layer_group), store_.view(), parameters(m, at, tp, o)) {
+    if constexpr (std::is_same_v<P, HalfParts>) runner_.decide_dual_batch(true);
+  }
   cudaStream_t stream() const { return stream_; }
   std::vector<float> forward(Rowset& rows, Death const& death = {}) {
     runner_.forward(rows.x(), rows.y(), {}, stream_, death);
@@ -172,6 +190,7 @@ class Rank {
     auto p = grid_params<R>(m, at, placement_, tp, o.rows_agree, weights_);
     set_window_deadline(p.layer.backend);
     if constexpr (requires { p.layer.backend.sizes; }) p.layer.backend.sizes = o.sizes;
+    if constexpr (std::is_same_v<P, ChunkParts>) p.chunking.rows = 2;
     return p;
   }
 
@@ -186,21 +205,21 @@ class Rank {
 // ---- Stages of a forward
 
 /// 12 experts divide evenly over 4 ranks and over the 3 that are left.
-Model model() { return {.form = {false, false, SharedOutput::partial}, .experts = 12}; }
+Model model(int hidden = kHidden) { return {.form = {false, false, SharedOutput::partial}, .experts = 12, .hidden = hidden}; }
 
-/// Good forwards, then one in which the last rank dies.
-template <class Backend>
+/// Good forwards, then one in which the last rank dies. If that is in a sum of its TP group, other groups learn of it in the next one.
+template <class Backend, class P>
 Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_point& told) {
-  Model const m = model();
+  Model const m = model(o.hidden);
   Nccl layer_group = connect(role, "layer", role.rank, role.size);
   std::optional<Nccl> tp;
   if (g.tp > 1) tp.emplace(connect(role, text("tp", role.rank / g.tp), role.rank % g.tp, g.tp));
   // A TP group names a rank by its number there.
   int const victim = g.tp > 1 && role.rank / g.tp == kVictim / g.tp ? kVictim % g.tp : kVictim;
-  Rank<Backend> rank(parallel_with<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
+  Rank<Backend, P> rank(parallel_with<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
   reached(role, "connected");
-  std::vector<float> const x = bf16_numbers(50 + role.rank / g.tp, kRows * kHidden), want = on_one_rank(m, x);
-  Rowset rows(x);
+  std::vector<float> const x = bf16_numbers(50 + role.rank / g.tp, kRows * o.hidden), want = on_one_rank(m, x);
+  Rowset rows(x, o.hidden);
   for (int i = 0; i < 3; ++i) {
     if (std::string const wrong = differs(rank.forward(rows), want); !wrong.empty()) return other(role, "before the death: " + wrong);
     layer_group.set_timeout_ms(kDeadline);
@@ -209,6 +228,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
   auto const start = Clock::now();
   try {
     rank.forward(rows, {&role, role.dies(), rank.stream()});
+    if (role.rank / g.tp != kVictim / g.tp) rank.forward(rows);
     return kNoFailure;
   } catch (TransportError const& e) {
     told = Clock::now();
@@ -216,6 +236,29 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
   } catch (Error const& e) {
     other(role, e.what());
     return kWrongCode;
+  }
+}
+
+/// The last rank dies, and rank 0 sends no word to anyone until the others have their error: they must not name it.
+Finding words(Role const& role, Clock::time_point& told) {
+  Nccl comm = connect(role, "words", role.rank, role.size);
+  runner::HostWords<Nccl, Cuda> words(comm);
+  std::vector<std::int64_t> all(static_cast<std::size_t>(role.size));
+  words.gather(role.rank, all.data());
+  for (int r = 0; r < role.size; ++r) {
+    if (all[static_cast<std::size_t>(r)] != r) return other(role, "before the death: other words");
+  }
+  reached(role, "connected");
+  comm.set_timeout_ms(kDeadline);
+  if (role.dies()) raise(SIGKILL);
+  if (role.rank == 0) std::this_thread::sleep_for(kDeadlinesAndLoad);
+  auto const start = Clock::now();
+  try {
+    words.gather(1, all.data());
+    return kNoFailure;
+  } catch (TransportError const& e) {
+    told = Clock::now();
+    return check_error(role, e, kVictim, told - start);
   }
 }
 
@@ -506,9 +549,12 @@ Finding survive(Role const& role, First const& first, Then const& then) {
   return again;
 }
 
-template <class Backend>
+template <class Backend, class P = Parts>
 Finding survives_forward(Role const& role, Grid const& g, Options const& o = {}) {
-  return survive(role, [&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
+  return survive(role, [&](auto& told) { return forwards<Backend, P>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
+}
+Finding survives_words(Role const& role) {
+  return survive(role, [&](auto& told) { return words(role, told); }, [&] { return forwards_in_new_group(role); });
 }
 template <class Backend>
 Finding survives_move(Role const& role) {
@@ -526,20 +572,32 @@ Finding survives_move(Role const& role) {
 
 Finding play(Role const& role) {
   check_cuda(cudaSetDevice(role.rank), "cudaSetDevice");
-  Grid const tp{kRanks, 1, 1, true}, dp{1, kRanks, 1, true};
+  Grid const tp{kRanks, 1, 1, true}, dp{1, kRanks, 1, true}, both{2, kRanks / 2, 1, true};
+  Options const wide{.hidden = kWide};
   std::map<std::string, std::function<Finding()>> const forms{
       {"tp_all_to_all_v", [&] { return survives_forward<AllToAll>(role, tp); }},
       {"tp_all_to_all_v_exact", [&] { return survives_forward<AllToAll>(role, tp, {.sizes = backends::Sizes::exact}); }},
       {"tp_all_to_all_v_rows_agree", [&] { return survives_forward<AllToAll>(role, tp, {.rows_agree = true}); }},
-      {"tp2_dp2_all_to_all_v", [&] { return survives_forward<AllToAll>(role, {2, 2, 1, true}); }},
+      {"tp2_dp2_all_to_all_v", [&] { return survives_forward<AllToAll>(role, both); }},
+      {"tp2_dp2_low_latency", [&] { return survives_forward<LowLatency>(role, both); }},
       {"tp_local", [&] { return survives_forward<Local>(role, tp); }},
       {"tp_local_rows_agree", [&] { return survives_forward<Local>(role, tp, {.rows_agree = true}); }},
       {"tp_low_latency", [&] { return survives_forward<LowLatency>(role, tp); }},
       {"dp_low_latency", [&] { return survives_forward<LowLatency>(role, dp); }},
       {"dp_high_throughput", [&] { return survives_forward<HighThroughput>(role, dp); }},
       {"dp_gather", [&] { return survives_forward<Gather>(role, dp); }},
+      {"dp_naive", [&] { return survives_forward<Naive>(role, dp); }},
+      {"dp_one_sided", [&] { return survives_forward<OneSided>(role, dp, wide); }},
+      {"dp_two_sided", [&] { return survives_forward<TwoSided>(role, dp, wide); }},
+      {"dp_pplx", [&] { return survives_forward<Pplx>(role, dp, wide); }},
+      {"dp_halves", [&] { return survives_forward<LowLatency, HalfParts>(role, dp); }},
+      {"dp_chunks", [&] { return survives_forward<LowLatency, ChunkParts>(role, dp); }},
+      {"dp_chunks_all_to_all_v", [&] { return survives_forward<AllToAll, ChunkParts>(role, dp); }},
+      {"words", [&] { return survives_words(role); }},
       {"move_all_to_all_v", [&] { return survives_move<AllToAll>(role); }},
       {"move_low_latency", [&] { return survives_move<LowLatency>(role); }},
+      {"move_high_throughput", [&] { return survives_move<HighThroughput>(role); }},
+      {"move_gather", [&] { return survives_move<Gather>(role); }},
   };
   return forms.at(role.form)();
 }
@@ -600,6 +658,24 @@ TEST(KilledRunnerRank, DataParallelRanks) {
                     {"dp_low_latency", Phase::combine},
                     {"dp_gather", Phase::dispatch},
                     {"dp_gather", Phase::combine}});
+}
+TEST(KilledRunnerRank, OneWhoseGroupKeepsAnotherWaiting) {
+  expect_survivors({{"words", kBetweenSteps}, {"tp2_dp2_all_to_all_v", Phase::reduction}});
+  expect_survivors({{"tp2_dp2_low_latency", Phase::reduction}, {"tp2_dp2_low_latency", Phase::combine}});
+}
+TEST(KilledRunnerRank, HalvesAndChunks) {
+  expect_survivors({{"dp_halves", Phase::dispatch}, {"dp_halves", Phase::combine}});
+  expect_survivors({{"dp_chunks", Phase::experts}, {"dp_chunks_all_to_all_v", Phase::combine}});
+}
+TEST(KilledRunnerRank, OtherTransports) {
+  expect_survivors({{"dp_naive", Phase::route}, {"dp_naive", Phase::combine}});
+  expect_survivors({{"dp_one_sided", Phase::dispatch}, {"dp_one_sided", Phase::combine}});
+  expect_survivors({{"dp_two_sided", Phase::experts}, {"dp_two_sided", Phase::combine}});
+  expect_survivors({{"dp_pplx", Phase::route}, {"dp_pplx", Phase::combine}});
+  expect_survivors({{"dp_high_throughput", Phase::dispatch}, {"dp_high_throughput", Phase::combine}});
+}
+TEST(KilledRunnerRank, WhileExpertsMoveBesideOtherTransports) {
+  expect_survivors({{"move_high_throughput", Phase::combine}, {"move_gather", Phase::dispatch}});
 }
 TEST(KilledRunnerRank, WhileExpertsMoveOverNccl) {
   expect_survivors({{"move_all_to_all_v", Phase::experts}, {"move_all_to_all_v", kBetweenSteps}});
