@@ -62,6 +62,15 @@ struct ExpertNormWeights {
   bool given() const { return scale.extent(0) > 0; }
 };
 
+/// Experts in the layout of one experts policy, packed before the layer is constructed (experts::PackedStore of
+/// experts/hopper/packed_store.hpp), in the layer's space. Codes and scales are then null pointers with their usual extents.
+struct PackedExperts {
+  char const* policy = nullptr;  ///< kName of the experts that read it; null: the weights are codes and scales
+  std::uint8_t* bricks[2] = {};  ///< [L, …] of w13, of w2
+  float* factors[2] = {};        ///< [L, …] of w13, of w2
+  bool given() const { return policy != nullptr; }
+};
+
 /// The weights of this rank's experts. w13 holds the gate rows, then the up rows (2I rows); an ungated expert has I rows.
 template <class Code, class Scale>
 struct ExpertWeights {
@@ -69,6 +78,7 @@ struct ExpertWeights {
   ExpertMatrix<Code, Scale> w2;    ///< [L, H, I]
   std::int64_t unset_expert = -1;  ///< a local expert whose weights the owner of the memory was never given, or -1. Layers refuse it
   ExpertNormWeights norm = {};     ///< equal on all ranks
+  PackedExperts packed = {};       ///< in place of codes and scales
 };
 
 /// The weight view that a composition of Config and Quant takes.

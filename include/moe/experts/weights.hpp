@@ -12,8 +12,7 @@
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/common/check_weights.hpp"
-#include "moe/quantization/format/shape.hpp"
-#include "moe/quantization/format/weight_scales.hpp"
+#include "moe/experts/common/quantised_matrix.hpp"
 
 namespace moe::experts {
 
@@ -28,7 +27,7 @@ class WeightStore {
   /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I. E_CONFIG for sizes other
   /// than those that Config fixes, or that the quantisation cannot take.
   WeightStore(std::int64_t num_local, std::int64_t hidden, std::int64_t intermediate, bool gated, Quant const& quant = {})
-      : quant_(checked(quant, hidden, intermediate)),
+      : quant_(detail::checked_quantization<Config>(quant, hidden, intermediate)),
         num_local_(num_local),
         w13_(num_local, (gated ? 2 : 1) * intermediate, hidden),
         w2_(num_local, hidden, intermediate),
@@ -39,8 +38,8 @@ class WeightStore {
   template <class T>
   void set_expert(std::int64_t local, T const* w13, T const* w2) {
     check(local);
-    check_source("w13", w13, w13_.rows * w13_.cols);
-    check_source("w2", w2, w2_.rows * w2_.cols);
+    detail::expect_source("w13", w13, w13_.rows * w13_.cols);
+    detail::expect_source("w2", w2, w2_.rows * w2_.cols);
     store("w13", w13_, local, w13);
     store("w2", w2_, local, w2);
     is_set_[static_cast<std::size_t>(local)] = true;
@@ -48,14 +47,14 @@ class WeightStore {
   /// Biases of one expert: b13 [rows13], b2 [hidden]. All experts have biases or none has.
   void set_bias(std::int64_t local, float const* b13, float const* b2) {
     check(local);
-    check_source("b13", b13, w13_.rows);
-    check_source("b2", b2, w2_.rows);
+    detail::expect_source("b13", b13, w13_.rows);
+    detail::expect_source("b2", b2, w2_.rows);
     store_bias(w13_, local, b13);
     store_bias(w2_, local, b2);
   }
   /// The norm of every expert's output, scale [hidden] on the host. A layer takes it if Config::expert_norm says so.
   void set_norm(float const* scale, float eps) {
-    check_source("norm", scale, w2_.rows);
+    detail::expect_source("norm", scale, w2_.rows);
     norm_ = Buffer<float, Space>(w2_.rows);
     norm_eps_ = eps;
     Memory<Space>::copy_from_host(norm_.data(), scale, static_cast<std::size_t>(w2_.rows) * sizeof(float));
@@ -89,16 +88,6 @@ class WeightStore {
   }
 
  private:
-  static Quant checked(Quant quant, std::int64_t hidden, std::int64_t intermediate) {
-    moe::detail::expect_fixed("expert weights: hidden", Config::hidden, hidden);
-    moe::detail::expect_fixed("expert weights: intermediate", Config::intermediate, intermediate);
-    if constexpr (facts::has_shape_multiple<Quant>()) {
-      quantization::check_shape<Quant>(hidden, intermediate);
-    } else if (!Quant::supports(hidden, intermediate)) {
-      throw Error(ErrorCode::config, text(Quant::kName, " does not take hidden ", hidden, " and intermediate ", intermediate));
-    }
-    return quant;
-  }
   struct Matrix {
     Matrix(std::int64_t experts, std::int64_t rows_, std::int64_t cols_)
         : rows(rows_),
@@ -115,21 +104,11 @@ class WeightStore {
 
   template <class T>
   void store(char const* name, Matrix& m, std::int64_t local, T const* w) {
-    std::int64_t const n = m.rows * m.cols;
-    wide_.resize(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; i < n; ++i) {
-      wide_[static_cast<std::size_t>(i)] = to_float(w[i]);
-    }
-    codes_.resize(static_cast<std::size_t>(m.rows * m.code_cols));
-    scales_.resize(static_cast<std::size_t>(m.scale_count));
-    quant_.template quantize_weight<typename Config::Weight>(wide_.data(), m.rows, m.cols, codes_.data(), scales_.data());
-    if (std::int64_t const bad = quantization::first_unpackable_scale<Quant>(scales_.data(), m.rows, m.cols); bad >= 0) {
-      throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", local, " in ", Quant::kName, ": scale ", bad,
-                                            " is not finite or out of range"));
-    }
-    Memory<Space>::copy_from_host(m.codes.data() + local * m.rows * m.code_cols, codes_.data(), codes_.size() * sizeof(Code));
+    detail::quantise_expert<Config>(quant_, name, local, w, m.rows, m.cols, quantised_);
+    auto const& [wide, codes, scales] = quantised_;
+    Memory<Space>::copy_from_host(m.codes.data() + local * m.rows * m.code_cols, codes.data(), codes.size() * sizeof(Code));
     if (m.scale_count > 0) {
-      Memory<Space>::copy_from_host(m.scales.data() + local * m.scale_count, scales_.data(), scales_.size() * sizeof(Scale));
+      Memory<Space>::copy_from_host(m.scales.data() + local * m.scale_count, scales.data(), scales.size() * sizeof(Scale));
     }
   }
   void store_bias(Matrix& m, std::int64_t local, float const* b) {
@@ -137,11 +116,6 @@ class WeightStore {
       m.bias = Buffer<float, Space>(num_local_ * m.rows);
     }
     Memory<Space>::copy_from_host(m.bias.data() + local * m.rows, b, static_cast<std::size_t>(m.rows) * sizeof(float));
-  }
-  static void check_source(char const* name, void const* source, std::int64_t size) {
-    if (source == nullptr && size > 0) {
-      throw Error(ErrorCode::argument, text("expert weights: ", name, " is a null pointer for ", size, " elements"));
-    }
   }
   void check(std::int64_t local) const {
     if (local < 0 || local >= num_local_) {
@@ -160,9 +134,25 @@ class WeightStore {
   Buffer<float, Space> norm_;  // [hidden], or empty
   float norm_eps_ = 0.0F;
   std::vector<bool> is_set_;
-  std::vector<float> wide_;
-  std::vector<Code> codes_;
-  std::vector<Scale> scales_;
+  detail::QuantisedMatrix<Code, Scale> quantised_;
 };
+
+namespace detail {
+
+template <class Experts, class Config, class Quant, class Space>
+struct StoreOf {
+  using type = WeightStore<Config, Quant, Space>;
+};
+template <class Experts, class Config, class Quant, class Space>
+  requires requires { typename Experts::template Store<Config, Quant>; }
+struct StoreOf<Experts, Config, Quant, Space> {
+  using type = typename Experts::template Store<Config, Quant>;
+};
+
+}  // namespace detail
+
+/// What owns the weights of these experts: WeightStore, or the experts' own store where they compute from another layout (Store).
+template <class Experts, class Config, class Quant>
+using StoreFor = typename detail::StoreOf<Experts, Config, Quant, typename Experts::Space>::type;
 
 }  // namespace moe::experts

@@ -101,7 +101,7 @@ class DeviceBlock {
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
   using Parts = PartsT;
   using Runner = moe::Runner<Layer, Parts>;
-  using Store = experts::WeightStore<Config, Quant, space::cuda>;
+  using Store = experts::StoreFor<Experts, Config, Quant>;
   using Options = DeviceBlockOptions<Parts>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; all are copied to the device.

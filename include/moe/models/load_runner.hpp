@@ -87,7 +87,7 @@ class LoadedRunner {
  private:
   using Weight = models::LoadedElement<typename Runner::Parts>;
   using Frame = io::HostLayerWeights<Weight>;
-  using Store = experts::WeightStore<Config, Quant, Space>;
+  using Store = experts::StoreFor<typename Layer::Experts, Config, Quant>;
 
   Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer, Options const& o) {
     io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer, o.tokens);

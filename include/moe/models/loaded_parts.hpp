@@ -86,56 +86,85 @@ class PartMemory<space::host> {
   static constexpr int architecture() { return 0; }
 };
 
-/// Fills a store with experts. Host: threads write into the store itself. Else a few experts at a time, read by as many threads, pass
-/// through host memory.
+namespace detail {
+
+/// Elements of one expert's arrays.
+struct ExpertCounts {
+  std::int64_t w13 = 0, w2 = 0, w13_scales = 0, w2_scales = 0;
+};
+/// The arrays of expert l of those that begin at `first`.
+template <class Arrays>
+Arrays arrays_of(Arrays const& first, ExpertCounts const& n, std::int64_t l) {
+  return {first.w13 + l * n.w13, first.w2 + l * n.w2, first.w13_scales + l * n.w13_scales, first.w2_scales + l * n.w2_scales};
+}
+
+/// Reads a few experts at a time, by as many threads, into host memory; take(l, n, arrays) then takes the n that begin with local expert l.
+template <class Loader, class Take>
+void read_through_host(Loader const& loader, std::span<int const> experts, int threads, ExpertCounts const& n, Take const& take,
+                       io::LoadProgress const& progress) {
+  using Arrays = typename Loader::Arrays;
+  using Code = std::remove_pointer_t<decltype(Arrays::w13)>;
+  using Scale = std::remove_pointer_t<decltype(Arrays::w13_scales)>;
+  constexpr int kMostAtOnce = 8;
+  auto const count = static_cast<std::int64_t>(experts.size()), bytes = loader.expert_bytes();
+  auto const at_once = std::min<std::int64_t>({count, threads, kMostAtOnce});
+  Buffer<Code> c13(at_once * n.w13), c2(at_once * n.w2);
+  Buffer<Scale> e13(at_once * n.w13_scales), e2(at_once * n.w2_scales);
+  io::advise_huge_pages(c13.data(), c13.bytes());
+  io::advise_huge_pages(c2.data(), c2.bytes());
+  Arrays const staged{c13.data(), c2.data(), e13.data(), e2.data()};
+  for (std::int64_t l = 0; l < count; l += at_once) {
+    std::int64_t const some = std::min(at_once, count - l);
+    loader.read_all(experts.subspan(static_cast<std::size_t>(l), static_cast<std::size_t>(some)), threads,
+                    [&](std::int64_t i) { return arrays_of(staged, n, i); }, {});
+    take(l, some, staged);
+    if (progress) progress((l + some) * bytes, count * bytes);
+  }
+}
+
+}  // namespace detail
+
+/// Fills a store with experts. Host: threads write into the store itself. Else a few experts at a time pass through host memory, and a
+/// store of packed experts packs them at once.
 template <class Space, class Store, class Loader>
 void read_into(Store& store, Loader const& loader, std::span<int const> experts, int threads, io::LoadProgress const& progress) {
-  typename Loader::Arrays first;
-  std::int64_t n13 = 0, n2 = 0, s13 = 0, s2 = 0;
-  store.visit_tensors([&](std::string_view name, auto const& view) {
-    std::int64_t const each = view.extent(0) == 0 ? 0 : static_cast<std::int64_t>(view.size()) / view.extent(0);
-    auto const set = [&](auto*& pointer, std::int64_t& n) {
-      if constexpr (std::is_convertible_v<decltype(view.data_handle()), std::remove_reference_t<decltype(pointer)>>) {
-        pointer = view.data_handle();
-        n = each;
-        if constexpr (Space::kKind == SpaceKind::host) io::advise_huge_pages(pointer, view.size() * sizeof(*pointer));
-      }
-    };
-    if (name == "w13") set(first.w13, n13);
-    if (name == "w2") set(first.w2, n2);
-    if (name == "w13_scale") set(first.w13_scales, s13);
-    if (name == "w2_scale") set(first.w2_scales, s2);
-  });
-  auto const arrays_in = [&](typename Loader::Arrays const& a) {
-    return [=](std::int64_t l) {
-      return typename Loader::Arrays{a.w13 + l * n13, a.w2 + l * n2, a.w13_scales + l * s13, a.w2_scales + l * s2};
-    };
-  };
+  using Arrays = typename Loader::Arrays;
   if (threads <= 0) threads = host_threads();
-  if constexpr (Space::kKind == SpaceKind::host) {
-    loader.read_all(experts, threads, arrays_in(first), progress);
+  if constexpr (requires { store.counts(); }) {
+    auto const c = store.counts();
+    auto const take = [&](std::int64_t l, std::int64_t n, Arrays const& a) { store.pack(l, n, {a.w13, a.w2, a.w13_scales, a.w2_scales}); };
+    detail::read_through_host(loader, experts, threads, {c.w13, c.w2, c.w13_scales, c.w2_scales}, take, progress);
   } else {
-    constexpr int kMostAtOnce = 8;  // experts that pass through host memory together
-    using Code = std::remove_pointer_t<decltype(first.w13)>;
-    using Scale = std::remove_pointer_t<decltype(first.w13_scales)>;
-    auto const count = static_cast<std::int64_t>(experts.size()), bytes = loader.expert_bytes();
-    auto const at_once = std::min<std::int64_t>({count, threads, kMostAtOnce});
-    Buffer<Code> c13(at_once * n13), c2(at_once * n2);
-    Buffer<Scale> e13(at_once * s13), e2(at_once * s2);
-    io::advise_huge_pages(c13.data(), c13.bytes());
-    io::advise_huge_pages(c2.data(), c2.bytes());
-    for (std::int64_t l = 0; l < count; l += at_once) {
-      std::int64_t const n = std::min(at_once, count - l);
-      loader.read_all(experts.subspan(static_cast<std::size_t>(l), static_cast<std::size_t>(n)), threads,
-                      arrays_in({c13.data(), c2.data(), e13.data(), e2.data()}), {});
-      auto const move = [&](auto* to, auto const& from, std::int64_t each) {
-        if (each > 0) Memory<Space>::copy_from_host(to + l * each, from.data(), static_cast<std::size_t>(n * each) * sizeof(*to));
+    Arrays first;
+    detail::ExpertCounts n;
+    store.visit_tensors([&](std::string_view name, auto const& view) {
+      std::int64_t const each = view.extent(0) == 0 ? 0 : static_cast<std::int64_t>(view.size()) / view.extent(0);
+      auto const set = [&](auto*& pointer, std::int64_t& of_expert) {
+        if constexpr (std::is_convertible_v<decltype(view.data_handle()), std::remove_reference_t<decltype(pointer)>>) {
+          pointer = view.data_handle();
+          of_expert = each;
+          if constexpr (Space::kKind == SpaceKind::host) io::advise_huge_pages(pointer, view.size() * sizeof(*pointer));
+        }
       };
-      move(first.w13, c13, n13);
-      move(first.w2, c2, n2);
-      move(first.w13_scales, e13, s13);
-      move(first.w2_scales, e2, s2);
-      if (progress) progress((l + n) * bytes, count * bytes);
+      if (name == "w13") set(first.w13, n.w13);
+      if (name == "w2") set(first.w2, n.w2);
+      if (name == "w13_scale") set(first.w13_scales, n.w13_scales);
+      if (name == "w2_scale") set(first.w2_scales, n.w2_scales);
+    });
+    if constexpr (Space::kKind == SpaceKind::host) {
+      loader.read_all(experts, threads, [&](std::int64_t l) { return detail::arrays_of(first, n, l); }, progress);
+    } else {
+      auto const take = [&](std::int64_t l, std::int64_t some, Arrays const& from) {
+        Arrays const to = detail::arrays_of(first, n, l);
+        auto const move = [&](auto* into, auto const* values, std::int64_t each) {
+          if (each > 0) Memory<Space>::copy_from_host(into, values, static_cast<std::size_t>(some * each) * sizeof(*into));
+        };
+        move(to.w13, from.w13, n.w13);
+        move(to.w2, from.w2, n.w2);
+        move(to.w13_scales, from.w13_scales, n.w13_scales);
+        move(to.w2_scales, from.w2_scales, n.w2_scales);
+      };
+      detail::read_through_host(loader, experts, threads, n, take, progress);
     }
   }
 }

@@ -132,7 +132,7 @@ class SharedStore<Shared, Space, Act> {
 
   Quant quant_{};
   std::string choice_;
-  std::optional<experts::WeightStore<runner::shared::ConfigOf<Act, Weight>, Quant, Space>> store_;
+  std::optional<experts::StoreFor<Policy, runner::shared::ConfigOf<Act, Weight>, Quant>> store_;
 };
 
 }  // namespace moe::models

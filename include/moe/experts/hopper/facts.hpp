@@ -2,6 +2,7 @@
 // experts/hopper/facts.hpp: the facts that the Hopper policies share, as bases of theirs. Plain host C++.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 
@@ -49,6 +50,10 @@ hopper::W4Weights stored_weights(Weights const& weights) {
   w.w2_scales = weights.w2.scales.data_handle();
   w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
   w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
+  if (weights.packed.given()) {
+    std::copy_n(weights.packed.bricks, 2, w.packed.bricks);
+    std::copy_n(weights.packed.factors, 2, w.packed.factor);
+  }
   return w;
 }
 

@@ -19,6 +19,7 @@
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/facts.hpp"
+#include "moe/experts/hopper/packed_store.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4/activation.hpp"
 #include "moe/experts/hopper/w4/batched_call.hpp"
@@ -51,6 +52,10 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
     std::shared_ptr<hopper::SharedWorkspace> workspace{};
   };
+
+  /// Owns packed experts, without their codes.
+  template <class Config, class Quant>
+  using Store = PackedStore<Storages, Config, Quant>;
 
   static constexpr bool reads(ActivationFormat) { return true; }
   template <class A>
@@ -95,8 +100,9 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
     static constexpr bool kSkipsForeignIds = true;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit or negative workers,
-    /// E_UNSUPPORTED for a scale under which a weight is not finite or a device that is not Hopper.
+    /// `weights` are device views; the packed copy is in the arena, or they are those of a Store, which has packed them. E_CONFIG for an
+    /// activation without its limit or negative workers, E_UNSUPPORTED for a scale under which a weight is not finite or a device that is
+    /// not Hopper.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, [[maybe_unused]] Quant const& quant,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls(kName, shape, max_rows, weights.w13.codes.extent(0)),
@@ -110,7 +116,7 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
       workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
     }
 
-    /// Packs the weights again after they were replaced in place. Enqueues.
+    /// Packs the weights again after they were replaced in place; those of a Store are read where they lie. Enqueues.
     void weights_changed(cudaStream_t stream) { layer_.weights_changed(stream); }
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of
@@ -170,11 +176,12 @@ struct PackedWeights : PackedFacts<PackedWeights<Storages>> {
                             typename Config::Activation const& activation, hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       activation::Kind const kind = hopper::kind_of(activation);
       bool const gated = activation::gated(kind);
-      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
+      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated, kName);
       hopper::W4Weights w = stored_weights(weights);
       w.w13_group = Storage::group(sizes.hidden);
       w.w2_group = Storage::group(sizes.intermediate);
-      char* const packed = arena.template take<char>(Layer::packed_bytes(sizes, Storage::kScheme, gated));
+      char* const packed =
+          arena.template take<char>(w.packed.given() ? Layer::state_bytes() : Layer::packed_bytes(sizes, Storage::kScheme, gated));
       hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};
       if constexpr (kRounds) {
         return {sizes, Storage::kScheme, w, any, rows_of(quant), packed, Storages::template rounded_launcher<Storage::kScheme>()};

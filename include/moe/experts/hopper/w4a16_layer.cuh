@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
@@ -36,6 +38,22 @@ inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
   check_cuda(cudaGetLastError(), "pack_bricks");
 }
 
+/// Calls operator() with the scheme as its template argument.
+template <class Call>
+void with_scheme(W4Scheme scheme, Call const& call) {
+  switch (scheme) {
+    case W4Scheme::int4: return call.template operator()<W4Scheme::int4>();
+    case W4Scheme::int4_zero: return call.template operator()<W4Scheme::int4_zero>();
+    case W4Scheme::mxfp4: return call.template operator()<W4Scheme::mxfp4>();
+    case W4Scheme::int4_32: return call.template operator()<W4Scheme::int4_32>();
+    case W4Scheme::int4_32_zero: return call.template operator()<W4Scheme::int4_32_zero>();
+    case W4Scheme::nvfp4: return call.template operator()<W4Scheme::nvfp4>();
+    case W4Scheme::int8: return call.template operator()<W4Scheme::int8>();
+    case W4Scheme::fp8: return call.template operator()<W4Scheme::fp8>();
+    case W4Scheme::mxfp8: return call.template operator()<W4Scheme::mxfp8>();
+  }
+}
+
 }  // namespace w4
 
 struct W4A16Layer::State {
@@ -64,22 +82,7 @@ struct W4A16Layer::State {
   template <W4Scheme S>
   void pack(cudaStream_t stream) const;
   void pack(cudaStream_t stream) const {
-    visit_scheme([&]<W4Scheme S>() { pack<S>(stream); });
-  }
-  /// Calls operator() with the scheme as its template argument.
-  template <class Call>
-  void visit_scheme(Call const& call) const {
-    switch (scheme) {
-      case W4Scheme::int4: return call.template operator()<W4Scheme::int4>();
-      case W4Scheme::int4_zero: return call.template operator()<W4Scheme::int4_zero>();
-      case W4Scheme::mxfp4: return call.template operator()<W4Scheme::mxfp4>();
-      case W4Scheme::int4_32: return call.template operator()<W4Scheme::int4_32>();
-      case W4Scheme::int4_32_zero: return call.template operator()<W4Scheme::int4_32_zero>();
-      case W4Scheme::nvfp4: return call.template operator()<W4Scheme::nvfp4>();
-      case W4Scheme::int8: return call.template operator()<W4Scheme::int8>();
-      case W4Scheme::fp8: return call.template operator()<W4Scheme::fp8>();
-      case W4Scheme::mxfp8: return call.template operator()<W4Scheme::mxfp8>();
-    }
+    w4::with_scheme(scheme, [&]<W4Scheme S>() { pack<S>(stream); });
   }
   w4::Constants make_constants() const;
   /// Enqueues the layer. `codes`: the rows, unless they are bf16.
@@ -95,6 +98,11 @@ inline void W4A16Layer::State::lay_out(char* memory) {
   factor[1] = factor[0] + 1024;
   largest = reinterpret_cast<int*>(memory) + 2 * 1024;
   split_counters = largest + 1024;
+  if (weights.packed.given()) {
+    std::copy_n(weights.packed.bricks, 2, packed);
+    std::copy_n(weights.packed.factor, 2, factor);
+    return;
+  }
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, w13_rows(), shape.hidden);
   if (!has_row_factors(scheme)) return;
@@ -105,15 +113,9 @@ inline void W4A16Layer::State::lay_out(char* memory) {
 template <W4Scheme S>
 inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   for (int i = 0; i < 2; ++i) {
-    W4PackArgs a{};
-    a.codes = i == 0 ? weights.w13 : weights.w2;
-    a.scales = i == 0 ? weights.w13_scales : weights.w2_scales;
-    a.rows = i == 0 ? (gated ? 2 : 1) * shape.intermediate : shape.hidden;
-    a.cols = i == 0 ? shape.hidden : shape.intermediate;
+    W4PackArgs a = w4::pack_args(shape, gated, i == 1, weights);
     a.packed_rows = i == 0 ? w13_rows() : shape.hidden;
     a.packed_cols = i == 0 ? shape.hidden : intermediate();
-    a.group = i == 0 ? weights.w13_group : weights.w2_group;
-    a.gate_up = i == 0 && gated;
     a.largest = largest;
     a.factor = factor[i];
     a.packed = packed[i];
@@ -156,17 +158,32 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->lay_out(static_cast<char*>(packed));
   state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
-  state_->visit_scheme([&]<W4Scheme S>() {
-    w4::check_scales<S>(policy_name(S), shape, weights, state_->gated, reinterpret_cast<unsigned long long*>(state_->largest));
-  });
-  state_->pack(nullptr);
+  if (!weights.packed.given()) {
+    w4::with_scheme(scheme, [&]<W4Scheme S>() {
+      w4::check_scales<S>(policy_name(S), shape, weights, state_->gated, reinterpret_cast<unsigned long long*>(state_->largest));
+    });
+    state_->pack(nullptr);
+  }
   check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }
 [[gnu::used]] inline W4A16Layer::~W4A16Layer() = default;
 [[gnu::used]] inline W4A16Layer::W4A16Layer(W4A16Layer&&) noexcept = default;
 [[gnu::used]] inline W4A16Layer& W4A16Layer::operator=(W4A16Layer&&) noexcept = default;
 
-[[gnu::used]] inline void W4A16Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
+[[gnu::used]] inline void W4A16Layer::weights_changed(CUstream_st* stream) {
+  if (!state_->weights.packed.given()) state_->pack(stream);
+}
+[[gnu::used]] inline void W4A16Layer::pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
+                                           W4Packed const& to) {
+  W4PackArgs a = w4::pack_args(shape, gated, m, to);
+  a.packed_rows = m.down ? shape.hidden : (gated ? 2 : 1) * padded_intermediate(shape.intermediate);
+  a.packed_cols = m.down ? padded_intermediate(shape.intermediate) : shape.hidden;
+  w4::with_scheme(scheme, [&]<W4Scheme S>() {
+    w4::check_staged<S>(policy_name(S), shape, m, gated);
+    w4::pack_matrix<S>(a, m.experts, nullptr);
+  });
+  check_cuda(cudaStreamSynchronize(nullptr), "packing");
+}
 
 [[gnu::used]] inline void W4A16Layer::limit_workers(int most) { state_->workers = w4::workers_of(policy_name(state_->scheme), most); }
 

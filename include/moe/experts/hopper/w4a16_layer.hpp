@@ -25,7 +25,8 @@ class W4A16Layer {
  public:
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
   /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
-  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a scale under which a code is not
+  /// biases are read, and by weights_changed() all weights. Weights that are packed already (W4Weights::packed) are read where they lie,
+  /// and `packed` has state_bytes(). E_UNSUPPORTED without a Hopper device, for a scale under which a code is not
   /// finite, or for a zero point that is not an integer of 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned
   /// memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
@@ -49,13 +50,33 @@ class W4A16Layer {
         hopper::packed_bytes(scheme, (gated ? 2LL : 1LL) * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
     return s.num_experts * matrices + kHeadBytes;
   }
+  /// Bytes that a layer of W4Weights::packed takes in place of them.
+  static constexpr std::int64_t state_bytes() { return kHeadBytes; }
+  /// What one expert takes among packed experts.
+  static constexpr W4ExpertSizes expert_sizes(LocalShape const& s, W4Scheme scheme, bool gated) {
+    std::int64_t const width = padded_intermediate(s.intermediate), rows13 = (gated ? 2 : 1) * width;
+    return {{hopper::bricks_bytes(scheme, rows13, s.hidden), hopper::bricks_bytes(scheme, s.hidden, width)},
+            {factor_count(scheme, rows13), factor_count(scheme, s.hidden)}};
+  }
+  /// E_CONFIG if a size or group does not fit.
+  static void check_sizes(LocalShape const& s, W4Scheme scheme, int w13_group, int w2_group) {
+    W4Weights groups{};
+    groups.w13_group = w13_group;
+    groups.w2_group = w2_group;
+    w4::check_sizes(policy_name(scheme), s, scheme, kBrickDepth, intermediate_multiple(scheme));
+    w4::check_groups(policy_name(scheme), s, scheme, groups);
+  }
+  /// Packs one matrix of some experts of a layer of checked sizes into the first experts of `to`, on the default stream, and waits for it.
+  /// Refuses what the constructor refuses.
+  static void pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& matrix, W4Packed const& to);
   /// From the next forward on at most so many multiprocessors; 0: all. E_CONFIG for a negative number.
   void limit_workers(int most);
   /// The tiles of a call of that many tokens.
   W4Tuning tuning(int max_tokens) const;
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
   std::int64_t workspace_bytes(int max_tokens) const;
-  /// Packs the current contents of the weights' memory again, in stream order. Zero points and scales are not checked again.
+  /// Packs the current contents of the weights' memory again, in stream order. Zero points and scales are not checked again. Nothing where
+  /// the weights were packed already.
   void weights_changed(CUstream_st* stream);
   /// x and out of the call are bf16. E_ARG on null or misaligned pointers.
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;

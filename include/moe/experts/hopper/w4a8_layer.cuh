@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
@@ -34,6 +36,16 @@ void with_scheme(W4Scheme scheme, Function const& function) {
   }
 }
 
+/// Enqueues the packing of one matrix of every expert.
+template <W4Scheme S>
+inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
+  if constexpr (has_row_factors(S)) launch_row_factors<S, true>(a, experts, stream);
+  dim3 const grid(static_cast<unsigned>(a.packed_cols / kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
+                  static_cast<unsigned>(experts));
+  w4a8::pack_bricks<S><<<grid, 128, 0, stream>>>(a);
+  check_cuda(cudaGetLastError(), "w4a8::pack_bricks");
+}
+
 }  // namespace w4a8
 
 struct W4A8Layer::State {
@@ -58,6 +70,7 @@ struct W4A8Layer::State {
   int w13_rows(int intermediate) const { return (gated ? 2 : 1) * intermediate; }
   /// Divides the memory of the packed weights.
   void lay_out(char* memory);
+  void set_constants(int* split_counters);
   void pack(cudaStream_t stream) const;
   /// Elements between the scales of two rows of x.
   long long scale_stride(LayerCall const& call) const { return call.x_scale_stride != 0 ? call.x_scale_stride : hidden() / w4a8::kDepth; }
@@ -72,11 +85,20 @@ inline void W4A8Layer::State::lay_out(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
+  if (weights.packed.given()) {
+    std::copy_n(weights.packed.bricks, 2, packed);
+    std::copy_n(weights.packed.factor, 2, factor);
+    return set_constants(reinterpret_cast<int*>(memory) + 2 * 1024);
+  }
   packed[1] = packed[0] + shape.num_experts * w4a8::packed_bytes(scheme, w13_rows(intermediate()), hidden());
   if (has_row_factors(scheme)) {
     factor[0] = reinterpret_cast<float*>(packed[0] + shape.num_experts * w4a8::bricks_bytes(scheme, w13_rows(intermediate()), hidden()));
     factor[1] = reinterpret_cast<float*>(packed[1] + shape.num_experts * w4a8::bricks_bytes(scheme, shape.hidden, intermediate()));
   }
+  set_constants(reinterpret_cast<int*>(memory) + 2 * 1024);
+}
+
+inline void W4A8Layer::State::set_constants(int* split_counters) {
   w4::Constants& c = constants;
   for (int i = 0; i < 2; ++i) {
     c.weights[i] = packed[i];
@@ -89,30 +111,18 @@ inline void W4A8Layer::State::lay_out(char* memory) {
   c.steps[1] = intermediate() / w4a8::kDepth;
   c.intermediate = intermediate();
   c.bias_width = shape.intermediate;
-  c.split_counters = reinterpret_cast<int*>(memory) + 2 * 1024;
+  c.split_counters = split_counters;
   c.activation = activation;
 }
 
 inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   for (int i = 0; i < 2; ++i) {
-    W4PackArgs a{};
-    a.codes = i == 0 ? weights.w13 : weights.w2;
-    a.scales = i == 0 ? weights.w13_scales : weights.w2_scales;
-    a.rows = i == 0 ? w13_rows(shape.intermediate) : shape.hidden;
-    a.cols = i == 0 ? shape.hidden : shape.intermediate;
+    W4PackArgs a = w4::pack_args(shape, gated, i == 1, weights);
     a.packed_rows = i == 0 ? w13_rows(intermediate()) : shape.hidden;
     a.packed_cols = i == 0 ? hidden() : intermediate();
-    a.group = i == 0 ? weights.w13_group : weights.w2_group;
-    a.gate_up = i == 0 && gated;
     a.factor = factor[i];
     a.packed = packed[i];
-    dim3 const grid(static_cast<unsigned>(a.packed_cols / w4a8::kDepth), static_cast<unsigned>(a.packed_rows / kBrickRows),
-                    static_cast<unsigned>(shape.num_experts));
-    w4a8::with_scheme(scheme, [&]<W4Scheme S>() {
-      if constexpr (has_row_factors(S)) launch_row_factors<S, true>(a, shape.num_experts, stream);
-      w4a8::pack_bricks<S><<<grid, 128, 0, stream>>>(a);
-    });
-    check_cuda(cudaGetLastError(), "w4a8::pack_bricks");
+    w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4a8::pack_matrix<S>(a, shape.num_experts, stream); });
   }
 }
 
@@ -144,17 +154,32 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   state_->launcher = launcher;
   state_->lay_out(static_cast<char*>(packed));
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
-  // The factors are written by pack().
-  auto* const first = reinterpret_cast<unsigned long long*>(state_->factor[0]);
-  w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4::check_scales<S>("hopper_w4a8", shape, weights, state_->gated, first); });
-  state_->pack(nullptr);
+  if (!weights.packed.given()) {
+    // The factors are written by pack().
+    auto* const first = reinterpret_cast<unsigned long long*>(state_->factor[0]);
+    w4a8::with_scheme(scheme, [&]<W4Scheme S>() { w4::check_scales<S>("hopper_w4a8", shape, weights, state_->gated, first); });
+    state_->pack(nullptr);
+  }
   check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }
 [[gnu::used]] inline W4A8Layer::~W4A8Layer() = default;
 [[gnu::used]] inline W4A8Layer::W4A8Layer(W4A8Layer&&) noexcept = default;
 [[gnu::used]] inline W4A8Layer& W4A8Layer::operator=(W4A8Layer&&) noexcept = default;
 
-[[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) { state_->pack(stream); }
+[[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) {
+  if (!state_->weights.packed.given()) state_->pack(stream);
+}
+[[gnu::used]] inline void W4A8Layer::pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
+                                          W4Packed const& to) {
+  W4PackArgs a = w4::pack_args(shape, gated, m, to);
+  a.packed_rows = m.down ? shape.hidden : (gated ? 2 : 1) * w4a8::padded(shape.intermediate);
+  a.packed_cols = w4a8::padded(a.cols);
+  w4a8::with_scheme(scheme, [&]<W4Scheme S>() {
+    w4::check_staged<S>("hopper_w4a8", shape, m, gated);
+    w4a8::pack_matrix<S>(a, m.experts, nullptr);
+  });
+  check_cuda(cudaStreamSynchronize(nullptr), "packing");
+}
 
 [[gnu::used]] inline void W4A8Layer::limit_workers(int most) { state_->workers = w4::workers_of("hopper_w4a8", most); }
 

@@ -100,52 +100,91 @@ static __global__ void find_nan_code(std::uint8_t const* codes, long long count,
     if ((codes[i] & 0x7F) == 0x7F) atomicMin(first, static_cast<unsigned long long>(i));
   }
 }
-/// E_UNSUPPORTED for the first code that is not a number: converted in registers it would be 480 or -480.
-template <W4Scheme S>
-  requires(is_e4m3(S))
-inline void check_codes(char const* policy, LocalShape const& shape, W4Weights const& weights, long long rows13,
-                        unsigned long long* first) {
-  auto const check = [&](char const* matrix, std::uint8_t const* codes, long long of_expert) {
+/// One matrix of some experts, to be checked. `first`: device memory for one number.
+struct CheckedMatrix {
+  char const* policy;
+  char const* name;
+  void const* codes;
+  void const* scales;
+  long long rows;
+  int cols;
+  int group;
+  int experts;
+  int first_expert;  ///< of the layer, for messages
+  unsigned long long* first;
+
+  /// Waits for the device: the least place that `find`, which is enqueued, writes; kNoScale if none.
+  template <class Find>
+  unsigned long long found(char const* kernel, Find const& find) const {
     check_cuda(cudaMemset(first, 0xFF, sizeof(*first)), "cudaMemset");
-    find_nan_code<<<1024, 256>>>(codes, shape.num_experts * of_expert, first);
-    check_cuda(cudaGetLastError(), "find_nan_code");
-    unsigned long long found = kNoScale;
-    check_cuda(cudaMemcpy(&found, first, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    find();
+    check_cuda(cudaGetLastError(), kernel);
+    unsigned long long place = kNoScale;
+    check_cuda(cudaMemcpy(&place, first, sizeof(place), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return place;
+  }
+};
+
+/// E_UNSUPPORTED for the first code of e4m3 that is not a number: converted in registers it would be 480 or -480.
+template <W4Scheme S>
+inline void check_codes(CheckedMatrix const& m) {
+  if constexpr (is_e4m3(S)) {
+    long long const of_expert = m.rows * m.cols;
+    auto const found = m.found(
+        "find_nan_code", [&] { find_nan_code<<<1024, 256>>>(static_cast<std::uint8_t const*>(m.codes), m.experts * of_expert, m.first); });
     if (found == kNoScale) return;
-    throw Error(ErrorCode::unsupported, text(policy, ": ", matrix, " in ", name(S), ": weight ", found % of_expert, " of expert ",
-                                             found / of_expert, " is not a number"));
-  };
-  check("w13", weights.w13, rows13 * shape.hidden);
-  check("w2", weights.w2, static_cast<long long>(shape.hidden) * shape.intermediate);
+    auto const at = static_cast<long long>(found);
+    throw Error(ErrorCode::unsupported, text(m.policy, ": ", m.name, " in ", name(S), ": weight ", at % of_expert, " of expert ",
+                                             m.first_expert + at / of_expert, " is not a number"));
+  }
+}
+/// E_UNSUPPORTED for the first scale that cannot be packed.
+template <W4Scheme S>
+inline void check_scales(CheckedMatrix const& m) {
+  StoredScales<S> const scales{static_cast<unsigned char const*>(m.scales), m.rows * (m.cols / (scales_rows(S) ? m.cols : m.group))};
+  auto const found =
+      m.found("find_bad_scale", [&] { find_bad_scale<S><<<dim3(32, static_cast<unsigned>(m.experts)), 256>>>(scales, m.first); });
+  if (found == kNoScale) return;
+  long long const expert = static_cast<long long>(found) / scales.entries();
+  long long const i = static_cast<long long>(found) % scales.entries();
+  bool const global = scales.is_global(i);
+  unsigned char stored[8] = {};
+  check_cuda(
+      cudaMemcpy(stored, scales.data + scales.offset(expert, i), global ? sizeof(float) : sizeof(StoredScale<S>), cudaMemcpyDeviceToHost),
+      "cudaMemcpy");
+  throw Error(ErrorCode::unsupported, text(m.policy, ": ", m.name, " in ", name(S), ": ", global ? "the scale" : text("scale ", i),
+                                           " of expert ", m.first_expert + expert, " ", scale_fault<S>(stored, global)));
 }
 
-/// E_UNSUPPORTED, in the name of `policy`, for the first scale of the weights that cannot be packed. `first`: device memory for one number.
-/// Waits for the device.
+/// E_UNSUPPORTED, in the name of `policy`, for the first code or scale of the weights that cannot be packed. `first`: device memory for one
+/// number. Waits for the device.
 template <W4Scheme S>
 inline void check_scales(char const* policy, LocalShape const& shape, W4Weights const& weights, bool gated, unsigned long long* first) {
   long long const rows13 = (gated ? 2LL : 1LL) * shape.intermediate;
-  auto const check = [&](char const* matrix, void const* data, long long rows, int cols, int group) {
-    StoredScales<S> const scales{static_cast<unsigned char const*>(data), rows * (cols / group)};
-    check_cuda(cudaMemset(first, 0xFF, sizeof(*first)), "cudaMemset");
-    find_bad_scale<S><<<dim3(32, static_cast<unsigned>(shape.num_experts)), 256>>>(scales, first);
-    check_cuda(cudaGetLastError(), "find_bad_scale");
-    unsigned long long found = kNoScale;
-    check_cuda(cudaMemcpy(&found, first, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    if (found == kNoScale) return;
-    long long const expert = static_cast<long long>(found) / scales.entries();
-    long long const i = static_cast<long long>(found) % scales.entries();
-    bool const global = scales.is_global(i);
-    unsigned char stored[8] = {};
-    check_cuda(
-        cudaMemcpy(stored, scales.data + scales.offset(expert, i), global ? sizeof(float) : sizeof(StoredScale<S>), cudaMemcpyDeviceToHost),
-        "cudaMemcpy");
-    throw Error(ErrorCode::unsupported, text(policy, ": ", matrix, " in ", name(S), ": ", global ? "the scale" : text("scale ", i),
-                                             " of expert ", expert, " ", scale_fault<S>(stored, global)));
-  };
-  if constexpr (is_e4m3(S)) check_codes<S>(policy, shape, weights, rows13, first);
-  bool const by_rows = scales_rows(S);
-  check("w13", weights.w13_scales, rows13, shape.hidden, by_rows ? shape.hidden : weights.w13_group);
-  check("w2", weights.w2_scales, shape.hidden, shape.intermediate, by_rows ? shape.intermediate : weights.w2_group);
+  CheckedMatrix const w13{policy, "w13", weights.w13, weights.w13_scales, rows13, shape.hidden, weights.w13_group, shape.num_experts,
+                          0,      first};
+  CheckedMatrix const w2{policy, "w2", weights.w2, weights.w2_scales, shape.hidden, shape.intermediate, weights.w2_group, shape.num_experts,
+                         0,      first};
+  check_codes<S>(w13);
+  check_codes<S>(w2);
+  check_scales<S>(w13);
+  check_scales<S>(w2);
+}
+/// The same of one matrix that is packed outside of a layer.
+template <W4Scheme S>
+inline void check_staged(char const* policy, LocalShape const& shape, W4StagedMatrix const& m, bool gated) {
+  CheckedMatrix const matrix{policy,
+                             m.down ? "w2" : "w13",
+                             m.codes,
+                             m.scales,
+                             m.down ? shape.hidden : (gated ? 2LL : 1LL) * shape.intermediate,
+                             m.down ? shape.intermediate : shape.hidden,
+                             m.group,
+                             m.experts,
+                             m.first_expert,
+                             static_cast<unsigned long long*>(m.scratch)};
+  check_codes<S>(matrix);
+  check_scales<S>(matrix);
 }
 
 }  // namespace moe::hopper::w4

@@ -29,6 +29,38 @@ struct W4PackArgs {
   std::uint8_t* packed;
 };
 
+namespace w4 {
+
+/// Those of w13 or w2 of a layer, without the sizes of the packed matrix and where it lies.
+inline W4PackArgs pack_args(LocalShape const& shape, bool gated, bool down) {
+  W4PackArgs a{};
+  a.rows = down ? shape.hidden : (gated ? 2 : 1) * shape.intermediate;
+  a.cols = down ? shape.intermediate : shape.hidden;
+  a.gate_up = !down && gated;
+  return a;
+}
+/// The same of a layer's weights.
+inline W4PackArgs pack_args(LocalShape const& shape, bool gated, bool down, W4Weights const& w) {
+  W4PackArgs a = pack_args(shape, gated, down);
+  a.codes = down ? w.w2 : w.w13;
+  a.scales = down ? w.w2_scales : w.w13_scales;
+  a.group = down ? w.w2_group : w.w13_group;
+  return a;
+}
+/// The same of staged weights, to be packed as the first experts of `to`.
+inline W4PackArgs pack_args(LocalShape const& shape, bool gated, W4StagedMatrix const& m, W4Packed const& to) {
+  W4PackArgs a = pack_args(shape, gated, m.down);
+  a.codes = m.codes;
+  a.scales = m.scales;
+  a.group = m.group;
+  a.largest = static_cast<int*>(m.scratch);
+  a.factor = to.factor[m.down ? 1 : 0];
+  a.packed = to.bricks[m.down ? 1 : 0];
+  return a;
+}
+
+}  // namespace w4
+
 /// Powers of two, one block per expert: its largest exponent byte below 255.
 template <W4Scheme S>
   requires(has_exponents(S))

@@ -28,6 +28,7 @@
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/w4/packed_experts.hpp"
 
 struct CUstream_st;
 
@@ -103,6 +104,8 @@ constexpr int most_rows(W4Scheme s) { return scales_sums(s) ? 80 : 128; }
 /// The intermediate width that the layer computes with; the added features have zero weights.
 constexpr int padded_intermediate(int intermediate) { return (intermediate + kBrickDepth - 1) / kBrickDepth * kBrickDepth; }
 
+/// The floats of the factors of a matrix of `rows` packed rows.
+MOE_HD constexpr std::int64_t factor_count(W4Scheme s, std::int64_t rows) { return has_row_factors(s) ? rows : 1; }
 /// Bytes of the bricks of one matrix of `rows` (2I or H) by `cols`, both multiples of 64.
 MOE_HD constexpr std::int64_t bricks_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
   return rows / kBrickRows * (cols / kBrickDepth) * brick_bytes(s);
@@ -139,6 +142,7 @@ struct W4Weights {
   int w2_group = 32;           ///< the same of w2
   float const* b13 = nullptr;  ///< [E, 2I], ungated [E, I]; or null
   float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
+  W4Packed packed{};           ///< if given, the weights are these, and codes and scales are not read
 };
 
 /// Of the intermediate width: half a brick whose codes are scaled can be padding, of codes with one scale per row any part.
@@ -177,6 +181,17 @@ inline void check_groups(char const* policy, LocalShape const& s, W4Scheme schem
 }
 /// E_ARG for null or misaligned weights.
 inline void check_stored(char const* policy, W4Weights const& w) {
+  if (w.packed.given()) {
+    for (auto const& [what, pointer] : {std::pair<char const*, void const*>{"packed w13", w.packed.bricks[0]},
+                                        {"packed w2", w.packed.bricks[1]},
+                                        {"factors of w13", w.packed.factor[0]},
+                                        {"factors of w2", w.packed.factor[1]}}) {
+      if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+        throw Error(ErrorCode::argument, text(policy, ": address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
+      }
+    }
+    return;
+  }
   for (auto const& [what, pointer] :
        {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {

@@ -49,14 +49,18 @@ constexpr int sums_of(W4Scheme s, int w13_group, int w2_group) {
   return w13_group % kDepth == 0 && w2_group % kDepth == 0 ? 1 : 2;
 }
 
-/// E_CONFIG unless the kernels can run these sizes; E_ARG for null or misaligned weights.
-inline void check(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
+/// E_CONFIG unless the kernels can run these sizes, and groups of the weights.
+inline void check_sizes(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
   if (scheme == W4Scheme::nvfp4 || scheme == W4Scheme::int8) {
     throw Error(ErrorCode::config,
                 text("hopper_w4a8: weights in ", name(scheme), " under rows of e4m3 have no kernels, mxfp4 and int4 have"));
   }
   w4::check_sizes("hopper_w4a8", s, scheme, kBrickRows, intermediate_multiple(scheme));
   w4::check_groups("hopper_w4a8", s, scheme, w);
+}
+/// The same, and E_ARG for null or misaligned weights.
+inline void check(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
+  check_sizes(s, scheme, w);
   w4::check_stored("hopper_w4a8", w);
 }
 
