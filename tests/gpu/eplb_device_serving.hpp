@@ -77,6 +77,17 @@ struct ServedOf<Of, Layer> {
   using type = typename Of::template Block<Layer>;
 };
 
+/// What owns the experts: codes and scales, or, if there is Of::OwnStores, the experts' own store.
+template <class Of, class Quant, class Experts>
+struct StoreOf {
+  using type = moe::experts::WeightStore<typename Of::Config, Quant, space::cuda>;
+};
+template <class Of, class Quant, class Experts>
+  requires requires { typename Of::OwnStores; }
+struct StoreOf<Of, Quant, Experts> {
+  using type = moe::experts::StoreFor<Experts, typename Of::Config, Quant>;
+};
+
 /// A model of two layers with load balancing, or without.
 template <class Quant, class Backend, class Experts, class Of, class WeightsComm, class Group>
 class DeviceServing {
@@ -84,7 +95,7 @@ class DeviceServing {
   using Layer = ModularKernel<typename Of::Config, typename Of::Router, Quant, Backend, Experts>;
   using Served = typename ServedOf<Of, Layer>::type;
   static constexpr bool kBlocks = !std::is_same_v<Served, Layer>;
-  using Store = moe::experts::WeightStore<typename Of::Config, Quant, space::cuda>;
+  using Store = typename StoreOf<Of, Quant, Experts>::type;
   using Balancer = eplb::RuntimeBalancer<WeightsComm, Group>;
   using Tokens = typename Backend::Comm;
   static constexpr int kLayers = 2, kExperts = EplbConfig::num_experts, kHidden = EplbConfig::hidden, kTokens = 24;
