@@ -130,6 +130,18 @@ TEST_F(PackedStoreOnGpu, W4A8HasTheBitsOfALayerThatPacks) {
   same_bits_as_packing_all<quantization::Int4Fp8<>, HopperW4A8>({70, 256, 128, 4});
   same_bits_as_packing_all<quantization::Int4Fp8<32, true>, HopperW4A8>({70, 256, 192, 4});
 }
+/// Matrices of so few experts are packed in parts: w13 of 128 + 128 + 64 features, w2 of 256 + 256 + 64 rows.
+TEST_F(PackedStoreOnGpu, FewExpertsInPartsHaveTheBitsOfALayerThatPacks) {
+  same_bits_as_packing_all<quantization::Mxfp4W4A16<>, HopperW4A16>({2, 576, 320, 2});
+  same_bits_as_packing_all<quantization::Mxfp4W4A16<>, HopperW4A16>({2, 576, 288, 2}, kGptOss);
+  same_bits_as_packing_all<quantization::Nvfp4W4A16, HopperW4A16>({2, 576, 288, 2});
+  same_bits_as_packing_all<quantization::WNa16<4, 32, true>, HopperW4A16>({3, 576, 320, 2});
+  same_bits_as_packing_all<quantization::WNa16<4, 64>, HopperW4A16>({3, 576, 320, 2}, activation::Any{activation::Kind::relu2_no_mul});
+  same_bits_as_packing_all<quantization::Int8PerChannel, HopperW8A16>({2, 576, 296, 2});
+  same_bits_as_packing_all<quantization::Mxfp8W8A16<>, HopperW8A16>({2, 576, 288, 2});
+  same_bits_as_packing_all<quantization::Mxfp4Fp8<>, HopperW4A8>({2, 576, 288, 2});
+  same_bits_as_packing_all<quantization::Int4Fp8<32, true>, HopperW4A8>({2, 576, 320, 2});
+}
 /// Rows in codes, which have kernels of their own.
 TEST_F(PackedStoreOnGpu, RowsInCodesHaveTheBitsOfALayerThatPacks) {
   same_bits_as_packing_all<quantization::Mxfp4<>, HopperW4A16>({5, 256, 128, 2});
@@ -185,14 +197,14 @@ TEST_F(PackedStoreOnGpu, ExpertsMoveAsBytes) {
   experts_move_as_bytes<quantization::Int4Fp8<32, true>, HopperW4A8>({5, 256, 192, 2});
 }
 
-/// A bad value in one place of expert `expert`: the store says what a layer that packs all weights says.
+/// A bad value in place `at` of expert `expert`: the store says what a layer that packs all weights says.
 template <class Quant, class Experts, class T>
-void same_words(Sizes const& s, Buffer<T, space::cuda> RandomWeights<Quant>::* array, int expert, T const& bad) {
+void same_words(Sizes const& s, Buffer<T, space::cuda> RandomWeights<Quant>::* array, int expert, T const& bad, std::int64_t at = 5) {
   SCOPED_TRACE(Quant::kName);
   std::mt19937_64 gen(702);
   RandomWeights<Quant> weights(s, false, gen);
   Buffer<T, space::cuda>& values = weights.*array;
-  Memory<space::cuda>::copy_from_host(values.data() + values.size() / s.experts * expert + 5, &bad, sizeof(T));
+  Memory<space::cuda>::copy_from_host(values.data() + values.size() / s.experts * expert + at, &bad, sizeof(T));
   std::string const want = refusal_message<Experts>(weights, {s.hidden, s.intermediate, s.experts, s.topk});
   EXPECT_NE(want.find(text("of expert ", expert)), std::string::npos) << want;
   std::optional<Error> const got = error_of([&] { packed<Quant, Experts>(s, weights); });
@@ -216,6 +228,13 @@ TEST_F(PackedStoreOnGpu, RefusesInTheWordsOfALayer) {
                                std::bit_cast<typename RandomWeights<Fp8>::Code>(std::uint8_t{0xFF}));
   using W4A8 = quantization::Int4Fp8<>;
   same_words<W4A8, HopperW4A8>({70, 256, 128, 4}, &RandomWeights<W4A8>::s13, 8, infinite);
+}
+TEST_F(PackedStoreOnGpu, RefusesPartsInTheWordsOfALayer) {
+  using Mxfp4 = quantization::Mxfp4W4A16<>;
+  same_words<Mxfp4, HopperW4A16>({2, 576, 320, 2}, &RandomWeights<Mxfp4>::s13, 1, std::uint8_t{255}, 500 * 18 + 3);  // an up row
+  using Fp8 = quantization::Fp8PerChannel<>;
+  auto const nan = std::bit_cast<typename RandomWeights<Fp8>::Code>(std::uint8_t{0xFF});
+  same_words<Fp8, HopperW8A16>({2, 576, 320, 2}, &RandomWeights<Fp8>::c2, 1, nan, 300 * 320 + 7);
 }
 /// Other experts than those it is packed for read codes, and there are none.
 TEST_F(PackedStoreOnGpu, OtherExpertsRefuseIt) {

@@ -28,6 +28,7 @@ using namespace moe;
 using hopper::LocalShape;
 using hopper::W4ExpertSizes;
 using hopper::W4Packed;
+using hopper::W4Part;
 using hopper::W4Scheme;
 using hopper::W4StagedMatrix;
 
@@ -78,28 +79,96 @@ TEST(PackedExperts, StagingIsAThirtySecondOfTheExperts) {
   }
 }
 
-/// Packs by copying: bricks are the codes, factors the first bytes of the scales.
+/// Of every scheme the parts of an expert's matrix lie one after the other, and together they are the matrix.
+template <class Layer>
+void expect_parts_fill(W4Scheme scheme, LocalShape const& s, bool gated) {
+  W4ExpertSizes const whole = Layer::expert_sizes(s, scheme, gated);
+  for (bool down : {false, true}) {
+    int const i = down ? 1 : 0, features = down ? s.hidden : s.intermediate, step = W4Part::features_of_tile(!down && gated);
+    std::int64_t bytes = 0, factors = 0;
+    for (int first = 0; first < features; first += step) {
+      W4ExpertSizes const place = Layer::part_place(s, scheme, gated, down, first);
+      EXPECT_EQ(place.bricks[i], bytes) << name(scheme) << ", feature " << first;
+      EXPECT_EQ(place.factors[i], hopper::has_row_factors(scheme) ? factors : 0) << name(scheme) << ", feature " << first;
+      LocalShape part = s;
+      (down ? part.hidden : part.intermediate) = std::min(step, features - first);
+      bytes += Layer::expert_sizes(part, scheme, gated).bricks[i];
+      factors += Layer::expert_sizes(part, scheme, gated).factors[i];
+    }
+    EXPECT_EQ(bytes, whole.bricks[i]) << name(scheme);
+    if (hopper::has_row_factors(scheme)) {
+      EXPECT_EQ(factors, whole.factors[i]) << name(scheme);
+    }
+  }
+}
+TEST(PackedExperts, PartsFillAMatrix) {
+  for (bool gated : {true, false}) {
+    for (W4Scheme scheme : kSchemes) expect_parts_fill<hopper::W4A16Layer>(scheme, {6, 576, 416, 2}, gated);
+    for (W4Scheme scheme : {W4Scheme::mxfp4, W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::int4_32, W4Scheme::int4_32_zero}) {
+      expect_parts_fill<hopper::W4A8Layer>(scheme, {6, 576, 448, 2}, gated);
+    }
+  }
+}
+TEST(PackedExperts, PlacesOfAPart) {
+  W4Part const up{128, 32, 160};  // the last 32 of 160 features: gate rows 128 to 159, up rows 288 to 319
+  EXPECT_EQ(up.whole_row(0), 128);
+  EXPECT_EQ(up.whole_row(31), 159);
+  EXPECT_EQ(up.whole_row(32), 288);
+  EXPECT_EQ(up.whole_row(63), 319);
+  EXPECT_EQ(up.whole_place(33 * 4 + 2, 4), 289 * 4 + 2);
+  EXPECT_EQ(W4Part{}.whole_place(1234, 10), 1234);
+}
+TEST(PackedExperts, PartsOfFewExpertsFitASixteenth) {
+  constexpr int kFeatures = 14336;
+  constexpr std::int64_t kMatrix = std::int64_t{2} * kFeatures * 4096 / 2, kExpert = kMatrix / 2 * 3;  // mixtral-8x7b
+  for (std::int64_t experts : {1, 2, 4, 7, 8}) {
+    int const features = hopper::part_features(experts, kExpert, kMatrix, kFeatures, true);
+    ASSERT_GT(features, 0) << experts;
+    EXPECT_EQ(features % 128, 0);
+    EXPECT_LE(kMatrix / kFeatures * features, experts * kExpert / 16) << experts;
+    EXPECT_GT(kMatrix / kFeatures * (features + 128), experts * kExpert / 16) << experts;
+  }
+  EXPECT_EQ(hopper::part_features(16, kExpert, kMatrix, kFeatures, true), 0) << "an expert in 16: whole matrices";
+  EXPECT_EQ(hopper::part_features(1, kExpert, kMatrix, 100, true), 0) << "less than a tile";
+  EXPECT_EQ(hopper::part_features(1, 300, 200, 256, true), 128) << "at least a tile";
+}
+TEST(PackedExperts, LargestExponentLeavesNaNOut) {
+  std::uint8_t const bytes[] = {3, 255, 100, 99};
+  EXPECT_EQ(hopper::largest_exponent(bytes, 4), 100);
+  EXPECT_EQ(hopper::largest_exponent(bytes + 1, 1), 0);
+}
+
+/// Packs by copying: rows of codes in the order of the kernels' tiles, gate and up row of a feature side by side, and each row's first
+/// scale as its factor.
 struct CopyingLayer {
   static inline std::vector<W4StagedMatrix> calls;
   static inline int refused = -1;  // local expert
   static inline int width = 1024;
   static W4ExpertSizes expert_sizes(LocalShape const& s, W4Scheme, bool gated) {
-    return {{(gated ? 2LL : 1LL) * s.intermediate * s.hidden / 2, s.hidden * s.intermediate / 2LL}, {1, 1}};
+    std::int64_t const rows13 = (gated ? 2 : 1) * s.intermediate;
+    return {{rows13 * s.hidden / 2, s.hidden * s.intermediate / 2LL}, {rows13, s.hidden}};
+  }
+  static W4ExpertSizes part_place(LocalShape s, W4Scheme scheme, bool gated, bool down, int first) {
+    (down ? s.hidden : s.intermediate) = first;
+    return expert_sizes(s, scheme, gated);
   }
   static void check_sizes(LocalShape const& s, W4Scheme, int w13_group, int w2_group) {
     EXPECT_EQ(w13_group, 32);
     EXPECT_EQ(w2_group, 32);
     if (s.intermediate > width) throw Error(ErrorCode::config, text("intermediate ", s.intermediate, ", at most ", width));
   }
-  static void pack(LocalShape const& s, W4Scheme scheme, bool gated, W4StagedMatrix const& m, W4Packed const& to) {
+  static int source_row(int row, int features, bool gate_up) { return !gate_up ? row : row % 2 * features + row / 2; }
+  static void pack(LocalShape const& s, W4Scheme, bool gated, W4StagedMatrix const& m, W4Packed const& to) {
     calls.push_back(m);
     if (refused >= m.first_expert && refused < m.first_expert + m.experts) throw Error(ErrorCode::unsupported, text("expert ", refused));
-    W4ExpertSizes const each = expert_sizes(s, scheme, gated);
-    std::int64_t const rows = m.down ? s.hidden : (gated ? 2 : 1) * s.intermediate, groups = (m.down ? s.intermediate : s.hidden) / m.group;
+    int const i = m.down ? 1 : 0, features = m.part.given() ? m.part.count : m.down ? s.hidden : s.intermediate;
+    int const rows = (!m.down && gated ? 2 : 1) * features, cols = m.down ? s.intermediate : s.hidden;
     for (int e = 0; e < m.experts; ++e) {
-      std::int64_t const bytes = each.bricks[m.down ? 1 : 0];
-      std::memcpy(to.bricks[m.down ? 1 : 0] + e * bytes, m.codes + e * bytes, static_cast<std::size_t>(bytes));
-      to.factor[m.down ? 1 : 0][e] = static_cast<float const*>(m.scales)[e * rows * groups];
+      for (int row = 0; row < rows; ++row) {
+        std::int64_t const at = std::int64_t{e} * rows + source_row(row, features, !m.down && gated), into = std::int64_t{e} * rows + row;
+        std::copy_n(m.codes + at * cols / 2, cols / 2, to.bricks[i] + into * cols / 2);
+        to.factor[i][into] = static_cast<float const*>(m.scales)[at * cols / m.group];
+      }
     }
     std::memset(m.scratch, 0xFF, static_cast<std::size_t>(hopper::W4Staging::scratch_bytes(m.experts)));
   }
@@ -127,31 +196,38 @@ constexpr std::int64_t kHidden = 64, kIntermediate = 32;
 
 std::vector<float> numbers(int seed, std::int64_t n) {
   std::vector<float> v(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>((i * 37 + static_cast<std::size_t>(seed) * 101) % 64) / 64.0F - 0.5F;
+  for (std::size_t i = 0; i < v.size(); ++i)
+    v[i] = static_cast<float>((i * 37 + i / 61 + static_cast<std::size_t>(seed) * 101) % 64) / 64.0F - 0.5F;
   return v;
 }
-std::vector<float> w13_of(int e) { return numbers(2 * e, 2 * kIntermediate * kHidden); }
-std::vector<float> w2_of(int e) { return numbers(2 * e + 1, kHidden * kIntermediate); }
+std::vector<float> w13_of(int e, std::int64_t h = kHidden, std::int64_t i = kIntermediate) { return numbers(2 * e, 2 * i * h); }
+std::vector<float> w2_of(int e, std::int64_t h = kHidden, std::int64_t i = kIntermediate) { return numbers(2 * e + 1, h * i); }
 
 /// Every expert's bricks and factors are made of the codes and scales of that expert.
-void expect_experts(Store& store, std::vector<int> const& experts) {
-  auto const n = static_cast<int>(experts.size());
-  Reference want(n, kHidden, kIntermediate, true);
-  for (int l = 0; l < n; ++l)
-    want.set_expert(l, w13_of(experts[static_cast<std::size_t>(l)]).data(), w2_of(experts[static_cast<std::size_t>(l)]).data());
+void expect_experts(Store& store, std::vector<int> const& experts, std::int64_t h = kHidden, std::int64_t inter = kIntermediate) {
+  auto const n = static_cast<std::int64_t>(experts.size());
+  Reference want(n, h, inter, true);
+  for (std::int64_t l = 0; l < n; ++l) {
+    int const e = experts[static_cast<std::size_t>(l)];
+    want.set_expert(l, w13_of(e, h, inter).data(), w2_of(e, h, inter).data());
+  }
   auto const codes = want.view();
   auto const tensors = eplb::expert_tensors(store);
   ASSERT_EQ(tensors.size(), 4U);
-  for (int l = 0; l < n; ++l) {
-    for (int i = 0; i < 2; ++i) {
+  for (std::int64_t l = 0; l < n; ++l) {
+    for (std::size_t i = 0; i < 2; ++i) {
       auto const& m = i == 0 ? codes.w13 : codes.w2;
-      std::string const where = text("expert ", l, ", ", tensors[static_cast<std::size_t>(i)].name);
-      eplb::ExpertTensor const& bricks = tensors[static_cast<std::size_t>(i)];
-      eplb::ExpertTensor const& factors = tensors[static_cast<std::size_t>(i) + 2];
-      EXPECT_EQ(
-          std::memcmp(bricks.data + l * bricks.stride, m.codes.data_handle() + l * bricks.bytes, static_cast<std::size_t>(bricks.bytes)), 0)
-          << where;
-      EXPECT_EQ(std::memcmp(factors.data + l * factors.stride, row_ptr(m.scales, l), sizeof(float)), 0) << where;
+      std::int64_t const bytes = m.cols / 2, scales = m.scales.extent(1) / m.rows;
+      std::byte const* const bricks = tensors[i].data + l * tensors[i].stride;
+      std::byte const* const factors = tensors[i + 2].data + l * tensors[i + 2].stride;
+      int wrong = 0;
+      for (std::int64_t row = 0; row < m.rows; ++row) {
+        std::int64_t const source = CopyingLayer::source_row(static_cast<int>(row), static_cast<int>(inter), i == 0);
+        bool const same =
+            std::memcmp(bricks + row * bytes, m.codes.data_handle() + (l * m.rows + source) * bytes, static_cast<std::size_t>(bytes)) == 0;
+        wrong += !same || std::memcmp(factors + row * 4, row_ptr(m.scales, l) + source * scales, sizeof(float)) != 0;
+      }
+      EXPECT_EQ(wrong, 0) << "rows of expert " << l << ", " << tensors[i].name;
     }
   }
 }
@@ -164,7 +240,7 @@ TEST(PackedStore, PacksEachExpertInItsPlace) {
   expect_experts(store, {0, 1, 2, 3, 4});
   store.set_expert(2, w13_of(9).data(), w2_of(9).data());  // an expert that is replaced
   expect_experts(store, {0, 1, 9, 3, 4});
-  EXPECT_EQ(store.bytes(), 5U * (3 * kHidden * kIntermediate / 2 + 8));
+  EXPECT_EQ(store.bytes(), 5U * (3 * kHidden * kIntermediate / 2 + 4 * (2 * kIntermediate + kHidden)));
 }
 /// Experts of one call pass the staging memory in groups, each matrix of a group in one call of the kernels.
 TEST(PackedStore, ManyExpertsOfOneCall) {
@@ -189,6 +265,27 @@ TEST(PackedStore, ManyExpertsOfOneCall) {
   EXPECT_EQ(CopyingLayer::calls.back().first_expert, 97);
   EXPECT_EQ(CopyingLayer::calls[2].codes, CopyingLayer::calls[3].codes) << "both matrices pass the same memory";
   EXPECT_LT(static_cast<double>(store.staging_bytes()), 0.1 * static_cast<double>(store.bytes()));
+}
+/// Matrices of few experts pass in parts: gate and up rows of 128 features and more, 256 rows of w2 and more.
+TEST(PackedStore, FewExpertsPassInParts) {
+  constexpr std::int64_t kH = 576, kI = 288;
+  for (int experts : {1, 3, 6}) {
+    Store store(experts, kH, kI, true);
+    CopyingLayer::calls.clear();
+    std::vector<int> order;
+    for (int e = 0; e < experts; ++e) {
+      store.set_expert(e, w13_of(e, kH, kI).data(), w2_of(e, kH, kI).data());
+      order.push_back(e);
+    }
+    expect_experts(store, order, kH, kI);
+    if (experts > 1) continue;
+    ASSERT_EQ(CopyingLayer::calls.size(), 6U);
+    EXPECT_EQ(CopyingLayer::calls[1].part.first, 128);
+    EXPECT_EQ(CopyingLayer::calls[2].part.count, 32);
+    EXPECT_EQ(CopyingLayer::calls[5].part.first, 512);
+    EXPECT_EQ(CopyingLayer::calls[5].part.count, 64);
+  }
+  EXPECT_LT(Store(6, kH, kI, true).staging_bytes(), Store(100, kH, kI, true).staging_bytes());
 }
 TEST(PackedStore, ViewIsPackedForTheseExpertsAlone) {
   Store store(2, kHidden, kIntermediate, true);

@@ -16,6 +16,7 @@
 #include "moe/experts/common/quantised_matrix.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
 #include "moe/experts/hopper/w4/packed_experts.hpp"
+#include "moe/experts/hopper/w4/problem.hpp"
 
 namespace moe::experts::detail {
 
@@ -76,10 +77,10 @@ class PackedStore {
       auto const experts = static_cast<int>(std::min(plan.experts, count - l));
       hopper::W4StagedMatrix m{.experts = experts, .first_expert = static_cast<int>(first + l)};
       m.group = Storage::group(w13_.cols);
-      pack_matrix(m, plan, from.w13 + l * n.w13, n.w13, from.w13_scales + l * n.w13_scales, n.w13_scales);
+      pack_matrix(m, plan, from.w13 + l * n.w13, from.w13_scales + l * n.w13_scales);
       m.down = true;
       m.group = Storage::group(w2_.cols);
-      pack_matrix(m, plan, from.w2 + l * n.w2, n.w2, from.w2_scales + l * n.w2_scales, n.w2_scales);
+      pack_matrix(m, plan, from.w2 + l * n.w2, from.w2_scales + l * n.w2_scales);
       std::fill_n(is_set_.begin() + first + l, experts, true);
     }
     if (first_unset() < 0) staging_ = Buffer<std::byte, Space>();
@@ -154,21 +155,72 @@ class PackedStore {
     return s;
   }
   hopper::W4Staging staging_plan() const {
-    Counts const n = counts();
-    auto const bytes = [](std::int64_t a, std::int64_t b, std::size_t each) { return std::max(a, b) * static_cast<std::int64_t>(each); };
-    return hopper::plan_w4_staging(num_local(), bytes(n.w13, n.w2, sizeof(Code)), bytes(n.w13_scales, n.w2_scales, sizeof(Scale)));
+    std::int64_t codes = 0, scales = 0;  // bytes of an expert's larger matrix, or of its larger part
+    for (bool down : {false, true}) {
+      Matrix const& m = down ? w2_ : w13_;
+      std::int64_t rows = m.rows, scale_count = m.scale_count;
+      if (int const features = part_features(down); features > 0) {
+        rows = (!down && gated_ ? 2 : 1) * std::int64_t{features};
+        scale_count = Quant::weight_scale_count(rows, m.cols);
+      }
+      codes = std::max(codes, rows * m.code_cols * static_cast<std::int64_t>(sizeof(Code)));
+      scales = std::max(scales, scale_count * static_cast<std::int64_t>(sizeof(Scale)));
+    }
+    return hopper::plan_w4_staging(num_local(), codes, scales);
+  }
+  /// Features of a part of a matrix that is packed in parts; 0: matrices are packed whole.
+  int part_features(bool down) const {
+    Matrix const& m = down ? w2_ : w13_;
+    int const features = down ? sizes_.hidden : sizes_.intermediate;
+    return hopper::part_features(num_local(), each_.bytes(), stored_bytes(m), features, !down && gated_);
+  }
+  static std::int64_t stored_bytes(Matrix const& m) {
+    return m.rows * m.code_cols * static_cast<std::int64_t>(sizeof(Code)) + m.scale_count * static_cast<std::int64_t>(sizeof(Scale));
   }
   /// Copies one matrix of some experts to the staging memory and packs it.
-  void pack_matrix(hopper::W4StagedMatrix m, hopper::W4Staging const& plan, Code const* codes, std::int64_t code_count, Scale const* scales,
-                   std::int64_t scale_count) {
+  void pack_matrix(hopper::W4StagedMatrix m, hopper::W4Staging const& plan, Code const* codes, Scale const* scales) {
+    Matrix const& matrix = m.down ? w2_ : w13_;
     std::byte* const to = staging_.data();
-    Memory<Space>::copy_from_host(to, codes, static_cast<std::size_t>(m.experts * code_count) * sizeof(Code));
-    Memory<Space>::copy_from_host(to + plan.scales, scales, static_cast<std::size_t>(m.experts * scale_count) * sizeof(Scale));
     m.codes = reinterpret_cast<std::uint8_t const*>(to);
     m.scales = to + plan.scales;
     m.scratch = to + plan.scratch;
+    if (part_features(m.down) > 0) return pack_parts(m, codes, scales);
+    copy(to, codes, m.experts * matrix.rows * matrix.code_cols);
+    copy(to + plan.scales, scales, m.experts * matrix.scale_count);
+    Layer::pack(sizes_, Storage::kScheme, gated_, m, place_of(m));
+  }
+  /// The same of one expert, in parts.
+  void pack_parts(hopper::W4StagedMatrix m, Code const* codes, Scale const* scales) {
+    Matrix const& matrix = m.down ? w2_ : w13_;
+    constexpr bool kGlobal = Storage::kScheme == hopper::W4Scheme::nvfp4;  // a float32 scale behind the others
+    std::int64_t const in_row = kGlobal ? matrix.cols / 16 : matrix.scale_count / matrix.rows;
+    auto* const to_codes = reinterpret_cast<Code*>(staging_.data());
+    auto* const to_scales = reinterpret_cast<Scale*>(const_cast<void*>(m.scales));
+    if constexpr (hopper::has_exponents(Storage::kScheme)) m.largest = hopper::largest_exponent(scales, matrix.scale_count);
+    int const whole = m.down ? sizes_.hidden : sizes_.intermediate, step = part_features(m.down);
+    int const row_sets = !m.down && gated_ ? 2 : 1;  // gate rows and up rows
+    for (int first = 0; first < whole; first += step) {
+      int const count = std::min(step, whole - first);
+      m.part = {first, count, whole};
+      for (int set = 0; set < row_sets; ++set) {
+        std::int64_t const from = m.part.whole_row(std::int64_t{set} * count), into = std::int64_t{set} * count;
+        copy(to_codes + into * matrix.code_cols, codes + from * matrix.code_cols, count * matrix.code_cols);
+        copy(to_scales + into * in_row, scales + from * in_row, count * in_row);
+      }
+      if constexpr (kGlobal) {
+        copy(to_scales + Quant::weight_scale_count(row_sets * count, matrix.cols) - 4, scales + matrix.scale_count - 4, 4);
+      }
+      hopper::W4ExpertSizes const place = Layer::part_place(sizes_, Storage::kScheme, gated_, m.down, first);
+      Layer::pack(sizes_, Storage::kScheme, gated_, m, place_of(m).from(1, place));
+    }
+  }
+  template <class T>
+  static void copy(void* to, T const* from, std::int64_t count) {
+    Memory<Space>::copy_from_host(to, from, static_cast<std::size_t>(count) * sizeof(T));
+  }
+  hopper::W4Packed place_of(hopper::W4StagedMatrix const& m) const {
     hopper::W4Packed const all{{w13_.place, w2_.place}, {w13_.factor_place, w2_.factor_place}};
-    Layer::pack(sizes_, Storage::kScheme, gated_, m, all.from(m.first_expert, each_));
+    return all.from(m.first_expert, each_);
   }
   void store_bias(Matrix& m, std::int64_t local, float const* b) {
     if (m.bias.size() == 0) m.bias = Buffer<float, Space>(num_local() * m.rows);

@@ -25,10 +25,12 @@ namespace moe::hopper {
 
 namespace w4 {
 
-/// Enqueues the packing of one matrix of every expert.
+/// Enqueues the packing of one matrix of every expert. `largest`: the largest exponent of the only expert, if not negative.
 template <W4Scheme S>
-inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
-  if constexpr (has_exponents(S)) {
+inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream, int largest = -1) {
+  if (has_exponents(S) && largest >= 0) {
+    check_cuda(cudaMemcpyAsync(a.largest, &largest, sizeof(largest), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  } else if constexpr (has_exponents(S)) {
     find_largest_exponent<S><<<experts, 1024, 0, stream>>>(a);
     check_cuda(cudaGetLastError(), "find_largest_exponent");
   } else if constexpr (scales_sums(S)) {
@@ -173,14 +175,15 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline void W4A16Layer::weights_changed(CUstream_st* stream) {
   if (!state_->weights.packed.given()) state_->pack(stream);
 }
-[[gnu::used]] inline void W4A16Layer::pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
+[[gnu::used]] inline void W4A16Layer::pack(LocalShape const& whole, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
                                            W4Packed const& to) {
+  LocalShape const shape = w4::staged_shape(whole, m);
   W4PackArgs a = w4::pack_args(shape, gated, m, to);
   a.packed_rows = m.down ? shape.hidden : (gated ? 2 : 1) * padded_intermediate(shape.intermediate);
   a.packed_cols = m.down ? padded_intermediate(shape.intermediate) : shape.hidden;
   w4::with_scheme(scheme, [&]<W4Scheme S>() {
     w4::check_staged<S>(policy_name(S), shape, m, gated);
-    w4::pack_matrix<S>(a, m.experts, nullptr);
+    w4::pack_matrix<S>(a, m.experts, nullptr, m.part.given() ? m.largest : -1);
   });
   check_cuda(cudaStreamSynchronize(nullptr), "packing");
 }

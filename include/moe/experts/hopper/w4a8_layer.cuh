@@ -169,8 +169,9 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline void W4A8Layer::weights_changed(CUstream_st* stream) {
   if (!state_->weights.packed.given()) state_->pack(stream);
 }
-[[gnu::used]] inline void W4A8Layer::pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
+[[gnu::used]] inline void W4A8Layer::pack(LocalShape const& whole, W4Scheme scheme, bool gated, W4StagedMatrix const& m,
                                           W4Packed const& to) {
+  LocalShape const shape = w4::staged_shape(whole, m);
   W4PackArgs a = w4::pack_args(shape, gated, m, to);
   a.packed_rows = m.down ? shape.hidden : (gated ? 2 : 1) * w4a8::padded(shape.intermediate);
   a.packed_cols = w4a8::padded(a.cols);

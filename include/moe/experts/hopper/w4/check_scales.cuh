@@ -112,6 +112,7 @@ struct CheckedMatrix {
   int experts;
   int first_expert;  ///< of the layer, for messages
   unsigned long long* first;
+  W4Part part{};  ///< what of the matrix this is, for messages
 
   /// Waits for the device: the least place that `find`, which is enqueued, writes; kNoScale if none.
   template <class Find>
@@ -134,14 +135,16 @@ inline void check_codes(CheckedMatrix const& m) {
         "find_nan_code", [&] { find_nan_code<<<1024, 256>>>(static_cast<std::uint8_t const*>(m.codes), m.experts * of_expert, m.first); });
     if (found == kNoScale) return;
     auto const at = static_cast<long long>(found);
-    throw Error(ErrorCode::unsupported, text(m.policy, ": ", m.name, " in ", name(S), ": weight ", at % of_expert, " of expert ",
-                                             m.first_expert + at / of_expert, " is not a number"));
+    throw Error(ErrorCode::unsupported,
+                text(m.policy, ": ", m.name, " in ", name(S), ": weight ", m.part.whole_place(at % of_expert, m.cols), " of expert ",
+                     m.first_expert + at / of_expert, " is not a number"));
   }
 }
 /// E_UNSUPPORTED for the first scale that cannot be packed.
 template <W4Scheme S>
 inline void check_scales(CheckedMatrix const& m) {
-  StoredScales<S> const scales{static_cast<unsigned char const*>(m.scales), m.rows * (m.cols / (scales_rows(S) ? m.cols : m.group))};
+  long long const groups = m.cols / (scales_rows(S) ? m.cols : m.group);
+  StoredScales<S> const scales{static_cast<unsigned char const*>(m.scales), m.rows * groups};
   auto const found =
       m.found("find_bad_scale", [&] { find_bad_scale<S><<<dim3(32, static_cast<unsigned>(m.experts)), 256>>>(scales, m.first); });
   if (found == kNoScale) return;
@@ -152,8 +155,9 @@ inline void check_scales(CheckedMatrix const& m) {
   check_cuda(
       cudaMemcpy(stored, scales.data + scales.offset(expert, i), global ? sizeof(float) : sizeof(StoredScale<S>), cudaMemcpyDeviceToHost),
       "cudaMemcpy");
-  throw Error(ErrorCode::unsupported, text(m.policy, ": ", m.name, " in ", name(S), ": ", global ? "the scale" : text("scale ", i),
-                                           " of expert ", m.first_expert + expert, " ", scale_fault<S>(stored, global)));
+  throw Error(ErrorCode::unsupported,
+              text(m.policy, ": ", m.name, " in ", name(S), ": ", global ? "the scale" : text("scale ", m.part.whole_place(i, groups)),
+                   " of expert ", m.first_expert + expert, " ", scale_fault<S>(stored, global)));
 }
 
 /// E_UNSUPPORTED, in the name of `policy`, for the first code or scale of the weights that cannot be packed. `first`: device memory for one
@@ -182,7 +186,8 @@ inline void check_staged(char const* policy, LocalShape const& shape, W4StagedMa
                              m.group,
                              m.experts,
                              m.first_expert,
-                             static_cast<unsigned long long*>(m.scratch)};
+                             static_cast<unsigned long long*>(m.scratch),
+                             m.part};
   check_codes<S>(matrix);
   check_scales<S>(matrix);
 }

@@ -47,7 +47,12 @@ inline W4PackArgs pack_args(LocalShape const& shape, bool gated, bool down, W4We
   a.group = down ? w.w2_group : w.w13_group;
   return a;
 }
-/// The same of staged weights, to be packed as the first experts of `to`.
+/// The layer's shape, or that of a part of one matrix.
+inline LocalShape staged_shape(LocalShape shape, W4StagedMatrix const& m) {
+  if (m.part.given()) (m.down ? shape.hidden : shape.intermediate) = m.part.count;
+  return shape;
+}
+/// The same of staged weights, to be packed as the first experts of `to`. `shape`: staged_shape().
 inline W4PackArgs pack_args(LocalShape const& shape, bool gated, W4StagedMatrix const& m, W4Packed const& to) {
   W4PackArgs a = pack_args(shape, gated, m.down);
   a.codes = m.codes;

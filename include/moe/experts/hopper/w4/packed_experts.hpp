@@ -31,6 +31,23 @@ struct W4Packed {
   }
 };
 
+/// Some features of one expert's matrix, packed apart: of w13 their gate rows, then their up rows, of w2 rows.
+struct W4Part {
+  int first = 0;  ///< a multiple of features_of_tile(), as count is, but for the last part
+  int count = 0;  ///< 0: the whole matrix
+  int whole = 0;  ///< features of the whole matrix
+  constexpr bool given() const { return count > 0; }
+  /// Features of a tile of four bricks, which lie together.
+  static constexpr int features_of_tile(bool gate_up) { return gate_up ? 128 : 256; }
+  /// Row `row` of the part, of the whole matrix.
+  constexpr std::int64_t whole_row(std::int64_t row) const {
+    if (!given()) return row;
+    return row < count ? first + row : whole + first + row - count;
+  }
+  /// The place in the whole matrix of place `at` of the part, with so many places in a row.
+  constexpr std::int64_t whole_place(std::int64_t at, std::int64_t in_row) const { return whole_row(at / in_row) * in_row + at % in_row; }
+};
+
 /// One matrix of some experts in device memory, as W4Weights holds all of them, to be packed.
 struct W4StagedMatrix {
   bool down = false;  ///< w2, else w13
@@ -40,7 +57,16 @@ struct W4StagedMatrix {
   int experts = 0;          ///< 1 to 1024
   int first_expert = 0;     ///< of its layer, for messages
   void* scratch = nullptr;  ///< W4Staging::scratch_bytes(experts)
+  W4Part part{};            ///< of one expert; else whole matrices
+  int largest = -1;         ///< of a part under powers of two: the largest exponent byte below 255 of the whole matrix
 };
+
+/// The largest byte below 255 of a matrix's exponents, as find_largest_exponent() of w4/pack.cuh.
+inline int largest_exponent(std::uint8_t const* exponents, std::int64_t count) {
+  int largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max<int>(largest, exponents[i] == 255 ? 0 : exponents[i]);
+  return largest;
+}
 
 /// Device memory through which matrices of `experts` experts pass: codes, then scales, then scratch memory.
 struct W4Staging {
@@ -52,6 +78,16 @@ struct W4Staging {
   std::int64_t bytes = 0;
   static constexpr std::int64_t scratch_bytes(std::int64_t experts) { return std::max<std::int64_t>(4 * experts, 8); }
 };
+/// The features of a part of one expert's matrix that a 16th of all experts' bytes have room for, at least a tile's; 0: parts are not
+/// needed.
+constexpr int part_features(std::int64_t all_experts, std::int64_t expert_bytes, std::int64_t matrix_bytes, int features, bool gate_up) {
+  std::int64_t const most = all_experts * expert_bytes / 16;
+  if (matrix_bytes <= most) return 0;
+  int const tile = W4Part::features_of_tile(gate_up);
+  std::int64_t const some = most / ((matrix_bytes + features - 1) / features) / tile * tile;
+  std::int64_t const count = some < tile ? tile : some;
+  return count < features ? static_cast<int>(count) : 0;
+}
 /// One expert in 32 at once, so that the memory is at most about 1/32 of the packed experts, or one expert's larger matrix.
 constexpr W4Staging plan_w4_staging(std::int64_t all_experts, std::int64_t code_bytes, std::int64_t scale_bytes) {
   auto const rounded = [](std::int64_t n) { return (n + W4Staging::kAlign - 1) / W4Staging::kAlign * W4Staging::kAlign; };
