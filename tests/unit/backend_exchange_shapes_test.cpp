@@ -17,6 +17,7 @@ using moe::detail::first_token;
 using moe::detail::high_throughput_planners;
 using moe::detail::HighThroughputLayout;
 using moe::detail::HighThroughputShape;
+using moe::detail::LowLatencyCounters;
 using moe::detail::LowLatencyLayout;
 using moe::detail::LowLatencyShape;
 using moe_test::expect_error;
@@ -63,6 +64,18 @@ TEST(ExchangeShapes, T12_T20_WhatLowLatencyRefuses) {
   expect(
       ErrorCode::config, [](auto& s) { s.masks = s.per_rank = true; },
       "low_latency: masks for dead ranks need a row for each (token, expert)");
+  auto const counted = [&](auto&& change) {
+    expect(
+        ErrorCode::config,
+        [&](auto& s) {
+          s.arriving = true;
+          change(s);
+        },
+        "low_latency: rows are counted where they come without masks, in a row for each (token, expert), from at most 32 ranks");
+  };
+  counted([](auto& s) { s.masks = true; });
+  counted([](auto& s) { s.per_rank = true; });
+  counted([](auto& s) { s.ranks = 64; });
 }
 
 TEST(ExchangeShapes, T12_T20_WhatHighThroughputRefuses) {
@@ -99,7 +112,8 @@ TEST(ExchangeShapes, T12_TagsTellShapesApart) {
   add([](auto& s) { s.combine = moe::backends::CombineFormat::fp8; });
   add([](auto& s) { s.combine = moe::backends::CombineFormat::logfmt; });
   add([](auto& s) { s.layer = 1; });
-  EXPECT_EQ(tags.size(), 13U);
+  add([](auto& s) { s.arriving = true; });
+  EXPECT_EQ(tags.size(), 14U);
   HighThroughputShape a = high(), b = high();
   b.layer = 1;
   EXPECT_NE(a.tag(), b.tag());
@@ -123,6 +137,21 @@ TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
   HighThroughputShape h = high();
   h.max_tokens = 32768;
   EXPECT_GT(HighThroughputLayout(h).bytes, std::size_t{1} << 33);
+}
+
+// A shape that counts its rows has counters behind its other parts, which do not move; a shape without has none.
+TEST(ExchangeShapes, CountersOfArrivingRowsLieBehindTheRest) {
+  LowLatencyShape s = low();
+  LowLatencyLayout const plain(s);
+  EXPECT_EQ(LowLatencyCounters(s, plain.bytes).bytes, plain.bytes);
+  s.arriving = true;
+  EXPECT_EQ(LowLatencyLayout(s).bytes, plain.bytes);
+  LowLatencyCounters const c(s, plain.bytes);
+  std::size_t const words = 8 * 32;  // ranks x local experts
+  EXPECT_EQ(c.arrived[0], plain.bytes);
+  EXPECT_EQ(c.expected[0], c.arrived[0] + 4 * words);
+  EXPECT_EQ(c.arrived[1], c.expected[0] + 8 * words);
+  EXPECT_EQ(c.bytes, c.expected[1] + 8 * words);
 }
 
 // Token ranges are contiguous. If there are more tokens than warps in total, each block has a token for each of its warps.

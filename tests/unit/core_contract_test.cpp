@@ -358,6 +358,12 @@ template <class X>
 struct Arriving : X {
   using X::X;
   static constexpr bool kArrives = true;
+  template <class Rows>
+  auto prepare_arriving(Rows const& in, moe::HostStream stream) {
+    ++late;
+    return X::prepare_arriving(in, stream);
+  }
+  inline static int late = 0;
   struct Mapped {
     std::int64_t bytes() const { return 640; }
   };
@@ -383,6 +389,7 @@ TEST(Contract, ALayerUsesArrivalsAndTheWindow) {
       moe::ModularKernel<Tiny, StatedRouter, StatedQuantization, WithExchange<Arriving, StatedBackend>, WithKernel<Beside, StatedExperts>>;
   EXPECT_EQ(output_of<Layer>({.num_experts = 4, .topk = 2}), output_of<Compose<>>({}));
   EXPECT_EQ(Layer::Kernel::started, 1);
+  EXPECT_EQ(Layer::Exchange::late, 1);
   moe::comm::Self<> self;
   Layer layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = {.num_experts = 4, .topk = 2}});
   EXPECT_EQ(layer.memory().window, 640U);

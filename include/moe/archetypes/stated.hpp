@@ -112,6 +112,8 @@ class StatedExchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partia
     std::int64_t bytes() const { return 0; }
   };
   Mapped window() const { return {}; }
+  /// With kArrives: prepare() that may end before the rows have come.
+  StandardTokensOf<Config, Quant> prepare_arriving(Routed const& in, HostStream stream) { return this->prepare(in, stream); }
   /// With kArrives: counts of the rows that have come, in device memory (comm::Arrivals).
   struct Arrivals {};
   Arrivals arrivals() const { return {}; }

@@ -9,7 +9,8 @@
 namespace moe::comm {
 
 /// Counts of the rows that have come, in device memory, for kernels that run beside the dispatch that brings the rows. The ids, weights
-/// and row count of the dispatch are complete before such a kernel starts; a row is complete when the counts of its expert are.
+/// and row count of the dispatch are complete before such a kernel starts; a row is complete when the counts of its expert are. An exchange
+/// that sends rows in pieces counts those.
 struct Arrivals {
   WindowView window;                        ///< its deadline, and where a failure is recorded
   std::uint32_t const* arrived = nullptr;   ///< [R][L] rows of each rank for each local expert that are complete

@@ -26,8 +26,8 @@ MOE_RULE(BackendReturnsElement,
          "Fix: choose experts that write bf16 or float, or a backend that returns every element (docs/errors.md#backend-output)");
 MOE_RULE(DispatchOverlaps,
          "moe: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run. "
-         "Fix: pair HighThroughput between GPUs with HopperContiguous, rows unquantised or in fp8 blocks of 128, or drop overlap_dispatch "
-         "(docs/errors.md#dispatch-overlaps)");
+         "Fix: pair HighThroughput between GPUs with HopperContiguous or LowLatency between GPUs with HopperMasked, rows unquantised or in "
+         "fp8 blocks of 128, or drop overlap_dispatch (docs/errors.md#dispatch-overlaps)");
 }  // namespace rules
 
 /// Routes a batch on the host. routing/row/route_args.hpp defines inputs and outputs.

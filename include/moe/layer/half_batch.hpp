@@ -34,10 +34,11 @@ class HalfBatch {
   void experts(Stream<Space> stream) { kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), stream); }
   /// dispatch() and experts() with nothing between them, in one schedule where the composition has that.
   void dispatch_experts(Stream<Space> stream) {
-    dispatch(stream);
     if constexpr (facts::arrives<Exchange>()) {
+      call([&] { tokens_.emplace(facts::prepare_arriving(exchange_, routed_, stream)); });
       kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), exchange_.arrivals(), stream);
     } else {
+      dispatch(stream);
       experts(stream);
     }
   }

@@ -59,6 +59,17 @@ constexpr bool arrives() {
   }
 }
 
+/// Exchange::prepare_arriving(rows, stream): with kArrives, prepare() that may end before its rows have come; all else is complete when it
+/// ends. Default: prepare().
+template <class Exchange, class Routed, class StreamT>
+auto prepare_arriving(Exchange& exchange, Routed const& routed, StreamT stream) {
+  if constexpr (requires { exchange.prepare_arriving(routed, stream); }) {
+    return exchange.prepare_arriving(routed, stream);
+  } else {
+    return exchange.prepare(routed, stream);
+  }
+}
+
 /// Exchange::window().bytes(): this rank's part of the window that it maps. Default: it has none.
 template <class Exchange>
 std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {

@@ -228,10 +228,10 @@ inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) co
   if (is_row_scaled(scheme) && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
     throw Error(ErrorCode::argument, text("hopper experts: x_scales is null, ", name(scheme), " needs quantised rows with a scale each"));
   }
-  if (r.call.arrivals != nullptr && (r.batched() || plan.quantises || (scaled() && scheme != Scheme::fp8_block))) {
+  if (r.call.arrivals != nullptr && (plan.quantises || (scaled() && scheme != Scheme::fp8_block))) {
     throw Error(ErrorCode::argument,
-                text("hopper experts: rows may arrive late in the standard format only, in 16-bit elements or as codes of fp8_block with "
-                     "x_scales. These kernels are ",
+                text("hopper experts: rows may arrive late in 16-bit elements or as codes of fp8_block with x_scales only. These kernels "
+                     "are ",
                      name(scheme)));
   }
   slot_gap(r.call.id_stride, shape.topk);
@@ -341,7 +341,14 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
 
   complete(request, plan);
   AlignArgs const align = align_args(request, plan);
-  if (!plan.self_align) detail::launch_align(align, quantizers(align), stream);
+  if (!plan.self_align) {
+    AlignArgs sort = align;
+    if (request.batched() && align.beside_dispatch) {  // counts are complete at the end of the dispatch, whose rows may come later
+      sort.beside_dispatch = false;
+      sort.positions = detail::at<std::int32_t>(request.workspace, plan.space.positions);
+    }
+    detail::launch_align(sort, quantizers(sort), stream);
+  }
   LayerParams const params = layer_params(request, plan, align);
   launcher.enqueue(params, workers, plan.tuning, stream);
   if (align.topk == 1 || plan.self_align) return;
@@ -363,13 +370,14 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
 
 [[gnu::used]] inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows,
                                                            void* out, void* workspace, CUstream_st* stream, float const* x_scales,
-                                                           std::int32_t const* gather) const {
+                                                           std::int32_t const* gather, comm::Arrivals const* arrivals) const {
   LocalShape shape = state_->shape;
   shape.topk = 1;
   LayerCall call{};
   call.x = x;
   call.x_scales = x_scales;
   call.gather = gather;
+  call.arrivals = arrivals;
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");

@@ -190,13 +190,14 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      int const capacity = checked_capacity(tokens, y);
-      if (capacity == 0) return;
-      float const* scales = nullptr;
-      if constexpr (kHasScales) scales = tokens.scales.data_handle();
-      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity,
-                             expected_rows_ == 0 ? kExpectedRows : expected_rows_, y.data_handle(), workspace_, stream, scales,
-                             gather_of(tokens));
+      enqueue_batched(tokens, y, nullptr, stream);
+    }
+    /// The same while rows are still coming; the counts of the batches are complete at the end of the kernels before it in `stream`. The
+    /// products of an expert wait for its rows, by the exchange's deadline.
+    void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
+      requires(Format == ActivationFormat::batched && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
+    {
+      enqueue_batched(tokens, y, &arrivals, stream);
     }
 
     /// The tiles of a call of the most rows, for a log. A call may take fewer clusters, and tiles that its activation's kernels have.
@@ -225,6 +226,16 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
         bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;
         layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, expected_tokens(call.max_tokens), quantises), workspace_, stream);
       }
+    }
+    void enqueue_batched(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, comm::Arrivals const* arrivals,
+                         cudaStream_t stream) const {
+      int const capacity = checked_capacity(tokens, y);
+      if (capacity == 0) return;
+      float const* scales = nullptr;
+      if constexpr (kHasScales) scales = tokens.scales.data_handle();
+      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity,
+                             expected_rows_ == 0 ? kExpectedRows : expected_rows_, y.data_handle(), workspace_, stream, scales,
+                             gather_of(tokens), arrivals);
     }
     /// Tokens of a call of at most `most` that give an expert the rows that Params expect.
     int expected_tokens(int most) const {

@@ -43,13 +43,15 @@ struct AlignArgs {
   std::uint8_t* x_codes;  ///< [M, H] e4m3
   float* x_scales;        ///< [M, H / 128]
   // Sorted codes: with `positions`, x_codes is [slots, H] and x_scales [H / 128, scale_stride], both in the sorted order.
-  std::int32_t* positions;  ///< [slots] row position of a slot in the sorted order, or -1; written by the sort
-  int* sorted;              ///< sorting CTAs that are done; zero on entry, and again once a layer kernel has ended
+  std::int32_t* positions;  ///< [slots] row position of a slot in the sorted order, or -1; written by the sort, in the standard format
+  int* sorted;              ///< with `positions` or `beside_dispatch`: sorting CTAs that are done; zero on entry, and after a layer kernel
   int scale_stride;
   /// Beside the dispatch, sorted codes: [token tiles] rows of each tile that are in x_codes and x_scales; the sort clears it. Or null.
   int* copied;
   comm::Arrivals arrivals;  ///< beside the dispatch
-  bool beside_dispatch;     ///< the kernel before this one has triggered with all that this kernel reads complete: do not wait for its end
+  /// Do not wait for the end of the kernel before this one: it has triggered with all that the sort reads complete, or the sort has counted
+  /// in `sorted` (batched format, whose sort waits for the end of the dispatch).
+  bool beside_dispatch;
 };
 
 }  // namespace moe::hopper

@@ -125,7 +125,7 @@ struct LayerCall {
   std::int32_t const* num_tokens = nullptr;  ///< [1] number of valid tokens, at most M, or null for all M
   void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
   int max_tokens = 0;                        ///< M
-  /// Standard format, bf16, fp16, or fp8_block with x_scales: rows of x, and their scales, are still coming. x, its ids and weights are
+  /// bf16, fp16, or fp8_block with x_scales: rows of x, and their scales, are still coming. x, its ids and weights, or its batches, are
   /// what the counts are of.
   comm::Arrivals const* arrivals = nullptr;
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moe/backends/window/device/low_latency/params.hpp"
+#include "moe/comm/arrivals.hpp"
 
 namespace moe::detail {
 
@@ -41,13 +42,23 @@ class LowLatencyCalls {
       : LowLatencyCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}) {}
   /// Bytes of the window up to the end of the exchange.
   static std::size_t window_bytes(LowLatencyShape const& shape, std::size_t begin = comm::kWindowControlBytes) {
-    return LowLatencyLayout(shape, begin).bytes;
+    return LowLatencyCounters(shape, LowLatencyLayout(shape, begin).bytes).bytes;
   }
 
   /// Sends the rows, then waits for all of them; on request only one half. expert_num_tokens: device [L]. `refused`, 1 + ErrorCode: only
   /// tells the peers that this rank cannot take part; `in` must be empty.
   void dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity, cudaStream_t stream, bool send = true,
                 bool receive = true, std::uint32_t refused = 0) const;
+  /// dispatch() of both halves of an arriving shape that ends without its rows. They are complete when arrivals(parity) says so.
+  void dispatch_arriving(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity, cudaStream_t stream) const;
+  /// The counts of the rows of a dispatch of that parity; of a shape that is not arriving, of no rank.
+  comm::Arrivals arrivals(int parity) const {
+    auto const p = static_cast<std::size_t>(parity);
+    comm::Arrivals a{params_.window, own<std::uint32_t>(counters_.arrived[p]), own<std::uint64_t>(counters_.expected[p]),
+                     shape_.local_experts(), shape_.local_experts()};
+    if (!shape_.arriving) a.window.size = 0;
+    return a;
+  }
   /// Reads and sums the rows in outputs(parity) of the experts' ranks.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                std::uint32_t refused = 0) const;
@@ -66,6 +77,8 @@ class LowLatencyCalls {
 
   LowLatencyShape const& shape() const { return shape_; }
   LowLatencyLayout const& layout() const { return params_.at; }
+  /// The first byte of the window behind this exchange's part.
+  std::size_t end() const { return counters_.bytes; }
   template <class T>
   T* own(std::size_t offset) const {
     return reinterpret_cast<T*>(params_.window.peer[params_.window.rank] + offset);
@@ -74,9 +87,12 @@ class LowLatencyCalls {
   __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(params_.at.outputs[parity]); }
 
  private:
+  void launch_arriving(LowLatencyDispatch const& a, bool awaits_rows, cudaStream_t stream) const;
+
   LowLatencyShape shape_;
   ExchangeOptions options_;
   LowLatencyKernelParams params_;
+  LowLatencyCounters counters_;
   std::size_t shared_ = 0;
   LowLatencyFixed const* fixed_ = nullptr;  ///< kernels that fit the shape, or null
 };

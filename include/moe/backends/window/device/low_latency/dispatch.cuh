@@ -7,12 +7,14 @@
 // copy at the receiver. Two warps of each block compute row positions while the others quantise, so the counts travel meanwhile.
 #pragma once
 
+#include "moe/backends/window/device/low_latency/arriving.cuh"
 #include "moe/backends/window/device/low_latency/dispatch_send.cuh"
 
 namespace moe::detail {
 
-/// All warps: counts, then rows piece by piece, then the flags. The block synchronises after it has counted, before each piece is stored
-/// (the movers have filled it, the first warp knows the row positions) and before the flags.
+/// All warps: counts, then rows piece by piece, then the flags (a dispatch that counts its rows: their counters). The block synchronises
+/// after it has counted, before each piece is stored (the movers have filled it, the first warp knows the row positions) and before the
+/// flags.
 template <bool kFp8, bool kPerRank, class Args>
 __device__ inline void send_rows(Args const& a, LowLatencyCall const& call, LowLatencyTables const& shared, LowLatencyFlags& flags) {
   int const tid = static_cast<int>(threadIdx.x);
@@ -72,7 +74,13 @@ __device__ inline void send_rows(Args const& a, LowLatencyCall const& call, LowL
   }
   __syncthreads();
 
-  publish_rows(a, call, flags);
+  if constexpr (kCountsRows<Args>) {
+    if (flags.failed == 0) {
+      count_pieces(a, call, own, shared);
+    }
+  } else {
+    publish_rows(a, call, flags);
+  }
 }
 
 /// One thread per rank waits for rows: block b waits for block b of every rank, so that all rows are there when the kernel ends. Meanwhile
@@ -145,7 +153,11 @@ __device__ inline void dispatch_rows(Args const& a) {
     send_rows<kFp8, kPerRank>(a, call, tables, flags);
   }
   if (a.receive) {
-    receive_rows(a, call);
+    if constexpr (kCountsRows<Args>) {
+      receive_counts(a, call);
+    } else {
+      receive_rows(a, call);
+    }
   }
 
   // A failed wait also leaves the round words consistent. Words of blocks that this launch does not have advance too.
@@ -167,6 +179,10 @@ __device__ inline void dispatch_rows(Args const& a) {
 template <bool kFp8, bool kPerRank>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(LowLatencyDispatch const __grid_constant__ a) {
   dispatch_rows<kFp8, kPerRank>(a);
+}
+template <bool kFp8>
+__global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch_arriving(LowLatencyArriving const __grid_constant__ a) {
+  dispatch_rows<kFp8, false>(a);
 }
 
 }  // namespace moe::detail

@@ -101,7 +101,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     buffer_sets_.reserve(static_cast<std::size_t>(params.num_buffer_sets));
     for (int s = 0; s < params.num_buffer_sets; ++s) {
       buffer_sets_.emplace_back(view, shape_, options, fixed_kernels());
-      options.begin = buffer_sets_.back().layout().bytes;
+      options.begin = buffer_sets_.back().end();
       handles_.set_counter(s, &window_.use().dispatches[static_cast<std::size_t>(s)]);
       for (Record& r : handles_.records(s)) {
         take_memory(r, arena);
@@ -116,9 +116,26 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// an error in this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();
-    last_ = begin(in, stream, 0, true);
+    last_ = begin(in, stream, 0, Half::both);
     order_.set_dispatched();
     return tokens(last_, stream);
+  }
+  /// Whether experts may run beside the transfer of the rows that prepare_arriving() enqueues: the configuration asks for it.
+  static constexpr bool kArrives = kOverlapsDispatch<Config> && !kRankMajor;
+  /// prepare() that may end before the rows have come: a row is complete when the counts of its expert in arrivals() are. With `masks` or
+  /// `deduplicate`, or over 32 ranks, it is prepare().
+  Tokens prepare_arriving(Routed const& in, cudaStream_t stream)
+    requires kArrives
+  {
+    order_.expect_idle();
+    last_ = begin(in, stream, 0, Half::both_arriving);
+    order_.set_dispatched();
+    return tokens(last_, stream);
+  }
+  comm::Arrivals arrivals() const
+    requires kArrives
+  {
+    return calls(last_).arrivals(last_.parity());
   }
   /// Outputs of the last prepare(). Batched [L, C, H], rank major [R T, H].
   Outputs expert_output() { return expert_output(last_); }
@@ -133,7 +150,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// prepare() in halves, for callers with one batch in progress.
   void prepare_send(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();
-    last_ = begin(in, stream, 0, false);
+    last_ = begin(in, stream, 0, Half::send);
     order_.set_dispatched();
   }
   Tokens prepare_receive(cudaStream_t stream) {
@@ -144,7 +161,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   /// The send half of a dispatch: waits for no rows (without masks: waits for the counts of lower ranks), so that other work can run before
   /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the buffer set's last send was not received; E_ARG
   /// for the buffer set.
-  Handle send(Routed const& in, cudaStream_t stream, int buffer_set = 0) { return begin(in, stream, buffer_set, false); }
+  Handle send(Routed const& in, cudaStream_t stream, int buffer_set = 0) { return begin(in, stream, buffer_set, Half::send); }
   /// The receive half. The batches are valid until two further dispatches of the buffer set have begun. E_STATE for a handle that was
   /// received or is stale.
   Tokens receive(Handle handle, cudaStream_t stream) {
@@ -254,6 +271,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     s.per_rank = kRankMajor || params.deduplicate;
     s.masks = params.masks;
     s.combine = params.combine;
+    s.arriving = kArrives && !s.masks && !s.per_rank && s.ranks <= moe::detail::kMostArrivingRanks;
     s.check();
     return s;
   }
@@ -271,7 +289,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     }
     return {kRankMajor ? "low_latency_rank_major" : "low_latency",
             {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.per_rank, s.blocks, s.masks, static_cast<int>(s.combine),
-             params.num_buffer_sets},
+             params.num_buffer_sets, s.arriving},
             static_cast<std::int64_t>(end - comm::kWindowControlBytes)};
   }
   bool writes_window() const {
@@ -301,8 +319,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     }
   }
 
-  // Both halves in one kernel, or only the first.
-  Handle begin(Routed const& in, cudaStream_t stream, int buffer_set, bool receive) {
+  /// What a dispatch enqueues: its send half, or both halves in one kernel, the second with or without the wait for the rows.
+  enum class Half { send, both, both_arriving };
+  Handle begin(Routed const& in, cudaStream_t stream, int buffer_set, Half half) {
     handles_.expect_buffer_set(buffer_set);
     expect_group(*window_);
     if (handles_.sent(buffer_set)) {
@@ -315,10 +334,14 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
       refuse(buffer_set, comm::refusal_code(e.code()), stream);
       throw;
     }
-    Handle const handle = handles_.open_counted(buffer_set, receive ? DispatchState::received : DispatchState::sent);
+    Handle const handle = handles_.open_counted(buffer_set, half == Half::send ? DispatchState::sent : DispatchState::received);
     Record& r = handles_.record(handle);
     r.tokens = exchange_tokens(in);
-    calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, receive);
+    if (half == Half::both_arriving) {
+      calls(handle).dispatch_arriving(r.tokens, r.num_tokens, handle.parity(), stream);
+    } else {
+      calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, half == Half::both);
+    }
     return handle;
   }
   void dispatch_nothing(Handle handle, std::uint32_t code, cudaStream_t stream) {

@@ -15,12 +15,18 @@ namespace moe::detail {
 [[gnu::used, gnu::noinline,
   gnu::noclone]] inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape,
                                                          ExchangeOptions const& options, LowLatencyFixed const* fixed)
-    : shape_(shape), options_(options), params_(window, shape, options) {
+    : shape_(shape), options_(options), params_(window, shape, options), counters_(shape, params_.at.bytes) {
   shared_ = low_latency_dispatch_shared(shape);
   for (auto* kernel : {&low_latency_dispatch<true, true>, &low_latency_dispatch<true, false>, &low_latency_dispatch<false, true>,
                        &low_latency_dispatch<false, false>}) {
     allow_dynamic_shared(kernel, shared_);
     expect_resident(kernel, "low_latency", shape.blocks, kLowLatencyThreads, shared_);
+  }
+  if (shape.arriving) {
+    for (auto* kernel : {&low_latency_dispatch_arriving<true>, &low_latency_dispatch_arriving<false>}) {
+      allow_dynamic_shared(kernel, shared_);
+      expect_resident(kernel, "low_latency", shape.blocks, kLowLatencyThreads, shared_);
+    }
   }
   if (fixed != nullptr && fixed->fit(shape)) {
     fixed->prepare(shape, shared_);
@@ -39,6 +45,10 @@ namespace moe::detail {
   LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kDispatchStep);
   LowLatencyDispatch const a{
       params_, in, pieces, options_.scales, parity, send, receive && !shape_.masks, refused, expert_num_tokens, options_.expert_totals};
+  if (shape_.arriving) {
+    launch_arriving(a, true, stream);
+    return;
+  }
   auto* const kernel = shape_.fp8 ? (shape_.per_rank ? &low_latency_dispatch<true, true> : &low_latency_dispatch<true, false>)
                                   : (shape_.per_rank ? &low_latency_dispatch<false, true> : &low_latency_dispatch<false, false>);
   if (fixed_ != nullptr) {
@@ -49,6 +59,25 @@ namespace moe::detail {
   if (shape_.masks && receive) {
     dispatch(in, expert_num_tokens, parity, stream, false, true);
   }
+}
+
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::launch_arriving(LowLatencyDispatch const& a, bool awaits_rows,
+                                                                                        cudaStream_t stream) const {
+  auto const p = static_cast<std::size_t>(a.parity);
+  launch_exchange(shape_.fp8 ? &low_latency_dispatch_arriving<true> : &low_latency_dispatch_arriving<false>,
+                  "low_latency_dispatch_arriving", shape_.blocks, kLowLatencyThreads, shared_, options_.programmatic, stream,
+                  LowLatencyArriving{a, counters_.arrived[p], counters_.expected[p], awaits_rows});
+}
+
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::dispatch_arriving(ExchangeTokens const& in,
+                                                                                          std::int32_t* expert_num_tokens, int parity,
+                                                                                          cudaStream_t stream) const {
+  if (!shape_.arriving) {
+    dispatch(in, expert_num_tokens, parity, stream);
+    return;
+  }
+  LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kDispatchStep);
+  launch_arriving({params_, in, pieces, options_.scales, parity, true, true, 0, expert_num_tokens, options_.expert_totals}, false, stream);
 }
 
 [[gnu::used, gnu::noinline, gnu::noclone]] inline void LowLatencyCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out,

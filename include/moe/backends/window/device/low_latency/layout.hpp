@@ -15,6 +15,9 @@
 
 namespace moe::detail {
 
+/// Ranks whose arriving rows a warp of the experts waits for, one a lane.
+inline constexpr int kMostArrivingRanks = 32;
+
 /// What all ranks of a low-latency exchange agree on.
 struct LowLatencyShape {
   int ranks = 1;
@@ -28,6 +31,7 @@ struct LowLatencyShape {
   /// Ranks may die: rows of a source have fixed positions (T for each source in every expert's batch), and experts gather them by index.
   bool masks = false;
   CombineFormat combine = CombineFormat::plain;  ///< the format in which expert outputs travel
+  bool arriving = false;                         ///< rows are counted where they come, so that experts may start before
   int layer = 0;                                 ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
@@ -45,7 +49,7 @@ struct LowLatencyShape {
         .add(fp8)
         .add(per_rank)
         .add(blocks)
-        .add(masks)
+        .add((masks ? 1 : 0) + (arriving ? 2 : 0))
         .add(static_cast<std::uint64_t>(combine))
         .add(static_cast<std::uint64_t>(layer))
         .value();
@@ -54,6 +58,9 @@ struct LowLatencyShape {
   void check() const {
     check_sizes(*this, {"low_latency", comm::kMaxWindowRanks, 16, 2048});
     require_shape("low_latency", !(masks && per_rank), ErrorCode::config, "masks for dead ranks need a row for each (token, expert)");
+    require_shape("low_latency", !arriving || (!masks && !per_rank && ranks <= kMostArrivingRanks), ErrorCode::config,
+                  "rows are counted where they come without masks, in a row for each (token, expert), from at most ", kMostArrivingRanks,
+                  " ranks");
   }
 };
 
@@ -120,6 +127,25 @@ struct LowLatencyLayout {
       if (s.combine != CombineFormat::plain) {
         headers[p] = take(4 * n * static_cast<std::size_t>(s.groups()));
       }
+    }
+    bytes = offsets.bytes();
+  }
+};
+
+/// Byte offsets behind those of LowLatencyLayout, in a struct of their own: kernels that do not count take the same parameters with and
+/// without it. Of a shape that is not arriving it is empty.
+struct LowLatencyCounters {
+  std::size_t arrived[2] = {};   ///< u32 [rank][L] pieces of rows from that rank for each local expert, less those expected before
+  std::size_t expected[2] = {};  ///< own: u64 [rank][L] count words: pieces that come in the round
+  std::size_t bytes = 0;
+
+  LowLatencyCounters() = default;
+  LowLatencyCounters(LowLatencyShape const& s, std::size_t begin) : bytes(begin) {
+    if (!s.arriving) return;
+    DeviceWindowOffsets offsets(begin);
+    for (int p = 0; p < 2; ++p) {
+      arrived[p] = offsets.take(1, std::int64_t{4} * s.ranks * s.local_experts());
+      expected[p] = offsets.take(1, std::int64_t{8} * s.ranks * s.local_experts());
     }
     bytes = offsets.bytes();
   }
