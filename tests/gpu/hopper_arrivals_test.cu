@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_arrivals_test.cu: the Hopper layer beside a dispatch that another stream plays: rows of two ranks come late, expert by
-// expert, with their counts behind them. The bits are those of a call whose rows are all there; rows that never come end the waits by the
-// deadline, and the failure names their rank.
+// expert, with their counts behind them, in either format. The bits are those of a call whose rows are all there; rows that never come end
+// the waits by the deadline, and the failure names their rank.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -277,6 +277,52 @@ TEST_P(HopperArrivals, LateRowsGiveTheSameBits) {
     check({8, 1024, 256, 2}, 700, Pattern::random, tuning);
     check({5, 1152, 384, 3}, 333, Pattern::some_missing, tuning);
     check({3, 7168, 128, 1}, 64, Pattern::random, tuning);
+  }
+}
+
+/// Batches: expert e has the first counts[e] of its rows. Their counts are there, the rows come late.
+TEST_P(HopperArrivals, LateRowsOfBatchesGiveTheSameBits) {
+  constexpr int kCapacity = 170;
+  constexpr int kCounts[] = {kCapacity, 0, 1, 17, 64};
+  for (LocalShape const shape : {LocalShape{8, 1024, 256, 1}, LocalShape{5, 1152, 384, 1}, LocalShape{1, 512, 128, 1}}) {
+    int const places = shape.num_experts * kCapacity;
+    Problem problem(shape, GetParam(), places, Pattern::random, 77, features());
+    std::vector<std::int32_t> counts, ids;
+    for (int e = 0; e < shape.num_experts; ++e) {
+      counts.push_back(kCounts[e % 5]);
+      for (int r = 0; r < kCapacity; ++r) ids.push_back(r < counts.back() ? e : -1);
+    }
+    problem.ids.upload(ids);
+    Delivery delivery(problem);
+    ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(places)));
+    TypedMemory<char> const out(static_cast<std::size_t>(places) * shape.hidden * 2);
+    TypedMemory<std::int32_t> const device_counts(counts.size());
+    device_counts.upload(counts);
+    auto const arrivals = delivery.arrivals(kLong);
+    float const* const scales = features().quantized_x ? problem.x_scales.data() : nullptr;
+    auto const run = [&](int expected, bool late, Order order) {
+      delivery.reset(places);
+      workspace.fill_bytes(0xFF);
+      out.fill_bytes(0xFF);
+      if (!late) delivery.deliver_before();
+      layer.forward_batched(problem.x.data(), device_counts.data(), kCapacity, expected, out.data(), workspace.data(), stream_, scales,
+                            nullptr, late ? &arrivals : nullptr);
+      if (late) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        delivery.deliver(order);
+      }
+      EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+      EXPECT_EQ(delivery.failure().code, 0U);
+      return out.download();
+    };
+    for (int expected : {1, 16, 64, kCapacity}) {
+      std::vector<char> const want = run(expected, false, Order::together);
+      for (Order order : {Order::descending, Order::ascending, Order::together}) {
+        EXPECT_TRUE(want == run(expected, true, order)) << "order " << static_cast<int>(order) << ", expected rows " << expected;
+        EXPECT_TRUE(want == run(expected, false, order)) << "after order " << static_cast<int>(order) << ", expected rows " << expected;
+      }
+    }
   }
 }
 

@@ -6,213 +6,33 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <optional>
-#include <random>
-
-#include "bench/random_experts.cuh"
-#include "moe/activation/activation.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
-#include "moe/comm/nccl_symmetric.cuh"
-#include "moe/comm/nccl_symmetric.hpp"
-#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
-#include "moe/modular_kernel.hpp"
-#include "moe/quantization/fp8_block128.hpp"
-#include "moe/quantization/none.hpp"
-#include "moe/routing/device/route.cuh"
-#include "moe/routing/softmax_topk.hpp"
-#include "tests/gpu/typed_memory.cuh"
+#include "tests/multigpu/arrivals_subject.cuh"
 
 namespace {
 
-using namespace moe;
-using moe_test::TypedMemory;
-using Window = comm::NcclSymmetric;
+using namespace moe_test::arrivals;
 
-struct Plain : LayerDefaults {
-  using Act = bf16;
-  using Weight = bf16;
-  using Activation = activation::Silu;
+template <class Q>
+struct Pair {
+  using Quant = Q;
+  using Backend = backends::HighThroughput<Window>;
+  using Experts = experts::HopperContiguous;
 };
-struct Fused : Plain {
-  static constexpr bool overlap_dispatch = true;
-};
-using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
-template <class Config, class Quant>
-using Layer = ModularKernel<Config, Router, Quant, backends::HighThroughput<Window>, experts::HopperContiguous>;
-using None = quantization::None;
-using Fp8 = quantization::Fp8Block<>;
-static_assert(Layer<Fused, None>::Exchange::kArrives && !Layer<Plain, None>::Exchange::kArrives);
-static_assert(Layer<Fused, Fp8>::Exchange::kArrives && !Layer<Plain, Fp8>::Exchange::kArrives);
+using InBf16 = Pair<None>;
+using InFp8 = Pair<Fp8>;
+static_assert(LayerOf<Fused, InBf16>::Exchange::kArrives && !LayerOf<Plain, InBf16>::Exchange::kArrives);
+static_assert(LayerOf<Fused, InFp8>::Exchange::kArrives && !LayerOf<Plain, InFp8>::Exchange::kArrives);
 
-constexpr int kLocal = 12, kIntermediate = 512, kTopK = 5, kMaxTokens = 700;
-
-enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none };
-
-/// What differs between subjects. Rows expected of an expert decide the tiles; 0: those of a full batch, in fp8 128 rows.
-struct Sizes {
-  int hidden = 1024;
-  int max_tokens = kMaxTokens;
-  int capacity = 0;
-  int timeout_ms = 20'000;
-  int expected_rows = 0;
-};
-
-/// The two layers of this rank, over the same weights.
-template <class Quant>
-class Subject {
- public:
-  explicit Subject(Sizes const& sizes = {})
-      : comm_(connect()),
-        sizes_(sizes),
-        shape_{sizes.hidden, kIntermediate, kLocal * comm_.size(), kTopK, false},
-        experts_(sizes.hidden, kIntermediate, kLocal, static_cast<std::uint64_t>(10 * comm_.rank())) {
-    x_ = TypedMemory<bf16>(elements());
-    ids_ = TypedMemory<std::int32_t>(std::size_t{kMaxTokens} * kTopK);
-    weights_ = TypedMemory<float>(std::size_t{kMaxTokens} * kTopK);
-    for (auto& out : out_) out = TypedMemory<bf16>(elements());
-    build(plain_);
-    build(fused_);
-  }
-
-  /// Brings rows of this rank; the same seed on all ranks.
-  void bring(unsigned seed, Pattern pattern, int most) {
-    std::mt19937 random(seed * 64 + static_cast<unsigned>(comm_.rank()));
-    tokens_ = most == 0 || random() % 7 == 0 ? 0 : static_cast<int>(random() % static_cast<unsigned>(most)) + 1;
-    bring_rows(tokens_, random, pattern);
-  }
-  void bring_all(unsigned seed, Pattern pattern, int tokens) {
-    std::mt19937 random(seed * 64 + static_cast<unsigned>(comm_.rank()));
-    bring_rows(tokens, random, pattern);
-  }
-  template <class Config>
-  void forward(Layer<Config, Quant>& layer, int which) {
-    check_cuda(cudaMemsetAsync(out_[which].data(), 0xff, out_[which].bytes(), stream_), "cudaMemsetAsync");
-    layer.forward_routed(make_rows(static_cast<bf16 const*>(x_.data()), tokens_, sizes_.hidden),
-                         make_rows(static_cast<std::int32_t const*>(ids_.data()), tokens_, kTopK),
-                         make_rows(static_cast<float const*>(weights_.data()), tokens_, kTopK),
-                         make_rows(out_[which].data(), tokens_, sizes_.hidden), {}, stream_);
-  }
-  void forward_plain() { forward(*plain_, 0); }
-  void forward_fused() { forward(*fused_, 1); }
-  template <class Config>
-  static std::string error(Layer<Config, Quant>& layer, cudaStream_t stream) {
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    try {
-      layer.check();
-    } catch (Error const& e) {
-      return e.what();
-    }
-    return "";
-  }
-  std::string fused_error() { return error(*fused_, stream_); }
-  std::string plain_error() { return error(*plain_, stream_); }
-  /// Where the outputs differ, or nothing.
-  std::string difference() {
-    stream_.synchronize();
-    auto const a = out_[0].download(), b = out_[1].download();
-    auto const width = static_cast<std::size_t>(sizes_.hidden);
-    std::size_t const n = static_cast<std::size_t>(tokens_) * width;
-    double sum = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      sum += std::abs(static_cast<double>(to_float(a[i])));
-      if (std::memcmp(&a[i], &b[i], sizeof a[i]) != 0) {
-        return text("token ", i / width, " column ", i % width, ": fused ", to_float(b[i]), ", unfused ", to_float(a[i]), " of ", tokens_,
-                    " tokens");
-      }
-    }
-    if (!std::isfinite(sum)) return "the sums are not finite";
-    norm_ += sum;
-    return "";
-  }
-  std::string round(unsigned seed, Pattern pattern, int most) {
-    bring(seed, pattern, most);
-    forward_plain();
-    forward_fused();
-    std::string const wrong = difference() + plain_error() + fused_error();
-    return wrong;
-  }
-  double norm() const { return norm_; }
-  Layer<Fused, Quant>& fused() { return *fused_; }
-  CudaStream& stream() { return stream_; }
-  int rank() const { return comm_.rank(); }
-  int size() const { return comm_.size(); }
-
- private:
-  static comm::Nccl connect() {
-    int rank = 0, size = 1;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    return comm::Nccl::over(rank, size,
-                            [](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD); });
-  }
-  template <class Config>
-  void build(std::optional<Layer<Config, Quant>>& layer) {
-    typename Layer<Config, Quant>::Params p{.shape = shape_,
-                                            .max_tokens_per_rank = sizes_.max_tokens,
-                                            .placement = ExpertPlacement(shape_.num_experts, comm_.size(), PlacementStrategy::linear),
-                                            .router = {shape_.num_experts, kTopK}};
-    p.backend.capacity = sizes_.capacity;
-    p.backend.window.timeout_ms = sizes_.timeout_ms;
-    p.experts.expected_rows = sizes_.expected_rows;
-    layer.emplace(comm_, experts_.template view<Config>(), p);
-  }
-  std::size_t elements() const { return std::size_t{kMaxTokens} * static_cast<std::size_t>(sizes_.hidden); }
-  void bring_rows(int tokens, std::mt19937& random, Pattern pattern) {
-    tokens_ = tokens;
-    int const experts = kLocal * comm_.size();
-    std::normal_distribution<float> normal;
-    std::vector<bf16> x(elements());
-    std::vector<float> some(4096);
-    for (float& v : some) v = normal(random);
-    for (bf16& v : x) v = from_float<bf16>(some[random() % some.size()]);
-    std::vector<std::int32_t> ids;
-    std::vector<float> weights;
-    for (int t = 0; t < kMaxTokens; ++t) {
-      std::vector<int> pool;
-      for (int e = 0; e < experts; ++e) pool.push_back(e);
-      for (int j = 0; j < kTopK; ++j) {
-        auto const at = static_cast<std::size_t>(j);
-        std::swap(pool[at], pool[at + random() % (pool.size() - at)]);
-        int const owner = pattern == Pattern::own_rank ? comm_.rank() : (comm_.rank() + 1) % comm_.size();
-        int id = pool[at];
-        if (pattern == Pattern::gaps && random() % 3 == 0) id = -1;
-        if (pattern == Pattern::one_expert) id = j == 0 ? experts - 1 : -1;
-        if (pattern == Pattern::own_rank || pattern == Pattern::next_rank) id = owner * kLocal + (t + j) % kLocal;
-        if (pattern == Pattern::none) id = -1;
-        ids.push_back(id);
-        weights.push_back(static_cast<float>(random() % 1000 + 1) / 1000.0F);
-      }
-    }
-    stream_.synchronize();
-    x_.upload(x);
-    ids_.upload(ids);
-    weights_.upload(weights);
-    check_cuda(cudaDeviceSynchronize(), "upload");
-  }
-
-  comm::Nccl comm_;
-  Sizes sizes_;
-  LayerShape shape_;
-  moe_bench::RandomExperts<Quant> experts_;
-  TypedMemory<bf16> x_, out_[2];
-  TypedMemory<std::int32_t> ids_;
-  TypedMemory<float> weights_;
-  CudaStream stream_;
-  std::optional<Layer<Plain, Quant>> plain_;
-  std::optional<Layer<Fused, Quant>> fused_;
-  int tokens_ = 0;
-  double norm_ = 0;
-};
-
-template <class Quant>
+template <class P>
 struct LayerArrivals : testing::Test {};
-using Quantizations = testing::Types<None, Fp8>;
-TYPED_TEST_SUITE(LayerArrivals, Quantizations);
+using Pairs = testing::Types<InBf16, InFp8>;
+TYPED_TEST_SUITE(LayerArrivals, Pairs);
 
-template <class Quant>
+template <class P>
 void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
-  Subject<Quant> s(sizes);
+  Subject<P> s(sizes);
   constexpr Pattern kPatterns[] = {Pattern::uniform,  Pattern::gaps,      Pattern::one_expert,
                                    Pattern::own_rank, Pattern::next_rank, Pattern::none};
   constexpr int kMost[] = {kMaxTokens, 1, 40, 0, 200};
@@ -291,9 +111,9 @@ TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) {
   }
 }
 
-template <class Quant>
+template <class P>
 void name_a_rank_that_stays_away() {
-  Subject<Quant> s({.timeout_ms = 1500});
+  Subject<P> s({.timeout_ms = 1500});
   if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
   ASSERT_EQ(s.round(1, Pattern::uniform, 100), "");
   s.bring_all(2, Pattern::uniform, 100);
@@ -305,7 +125,7 @@ void name_a_rank_that_stays_away() {
 }
 
 /// Last: they end their groups.
-TEST(LayerArrivalsEnd, NamesARankThatStaysAway) { name_a_rank_that_stays_away<None>(); }
-TEST(LayerArrivalsEnd, NamesARankThatStaysAwayInFp8) { name_a_rank_that_stays_away<Fp8>(); }
+TEST(LayerArrivalsEnd, NamesARankThatStaysAway) { name_a_rank_that_stays_away<InBf16>(); }
+TEST(LayerArrivalsEnd, NamesARankThatStaysAwayInFp8) { name_a_rank_that_stays_away<InFp8>(); }
 
 }  // namespace
