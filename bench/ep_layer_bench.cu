@@ -3,17 +3,17 @@
 //
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
 //                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--blocks 16]
-//                                   [--json FILE]
+//                                   [--turns 1] [--json FILE]
 //
 // One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
-// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with
-// overlap_dispatch, above 256 tokens. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its
-// fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the layer's definition in
-// float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do
-// the routing; softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from FOLDER/<shape>_<tokens>.bin, so that another
-// implementation runs with the same routing: ids int32 [ranks, tokens, topk], then weights float32 of the same shape, of this machine's
-// byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same amount. --blocks: thread blocks
-// of HighThroughput.
+// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: window with overlap_dispatch. The bytes of a
+// rank's window are beside each time. --turns: how often window and fused are measured, one after the other. CUDA graphs of ten layers
+// where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each
+// composition is first compared with the layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and
+// weights are in the layer before it runs, as with engines that do the routing; softmax: the layer routes from logits; FOLDER, with a "/"
+// in it: given, from FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32 [ranks, tokens,
+// topk], then weights float32 of the same shape, of this machine's byte order. --like-ranks 8: as many experts per rank as on eight ranks,
+// so that a rank computes the same amount. --blocks: thread blocks of HighThroughput.
 #include <mpi.h>
 
 #include <algorithm>
@@ -107,6 +107,7 @@ struct Options {
   std::string routing = "given";
   int like_ranks = 0;
   int blocks = backends::HighThroughput<Window>::Params{}.blocks;
+  int turns = 1;
   std::string json;
 };
 
@@ -226,9 +227,10 @@ class Bench {
         batch.weights = r.weights;
       }
       std::vector<float> const want = expected(weights, s, batch, tokens);
-      auto const measure_one = [&](auto backend, auto experts, char const* name, auto const& params) {
+      auto const measure_one = [&]<class Of = Config>(auto backend, auto experts, char const* name, auto const& params,
+                                                      std::type_identity<Of> = {}) {
         try {
-          measure<Quant, typename decltype(backend)::type, typename decltype(experts)::type>(
+          measure<Quant, typename decltype(backend)::type, typename decltype(experts)::type, Of>(
               weights, s, batch, want, tokens, params, text(model.name, "/", scheme, "/", name, given() ? "" : "_softmax"));
         } catch (TransportError const&) {
           throw;
@@ -246,21 +248,19 @@ class Bench {
         measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
         continue;
       }
-      if (wanted("low_latency") || (wanted("window") && tokens <= kMostDecodeTokens)) {
-        measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
-      }
-      if (wanted("high_throughput") || (wanted("window") && tokens > kMostDecodeTokens)) {
-        measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput", high);
-      }
-      if (wanted("fused") && tokens > kMostDecodeTokens) {
-        try {
-          measure<Quant, HighThroughput, experts::HopperContiguous, Fused>(
-              weights, s, batch, want, tokens, high, text(model.name, "/", scheme, "/high_throughput_fused", given() ? "" : "_softmax"));
-        } catch (TransportError const&) {
-          throw;
-        } catch (Error const& e) {
-          good_ = false;
-          if (host_.rank() == 0) std::printf("%s/%s/high_throughput_fused/%d: %s\n", model.name, scheme, tokens, e.what());
+      for (int turn = 0; turn < options_.turns; ++turn) {
+        if (wanted("low_latency") || (wanted("window") && tokens <= kMostDecodeTokens)) {
+          measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
+        }
+        if (wanted("high_throughput") || (wanted("window") && tokens > kMostDecodeTokens)) {
+          measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput", high);
+        }
+        if (wanted("fused") && tokens <= kMostDecodeTokens) {
+          measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency_fused",
+                      LowLatency::Params{}, std::type_identity<Fused>{});
+        } else if (wanted("fused")) {
+          measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput_fused", high,
+                      std::type_identity<Fused>{});
         }
       }
       if (wanted("all_to_all_v")) {
@@ -352,9 +352,10 @@ class Bench {
     auto const [experts_us, experts_spread] = time(experts, true, [&] { stream_.synchronize(); });
     exchange.finalize(out, stream_);
     finish();
+    std::size_t const window = layer.memory().window;
     if (host_.rank() == 0) {
-      std::printf("%-28s M%-5d %9.1f us (+- %5.1f), experts %9.1f, error %.1e%s\n", name.c_str(), tokens, us, spread / 2, experts_us, error,
-                  captures ? "" : ", calls");
+      std::printf("%-28s M%-5d %9.1f us (+- %5.1f), experts %9.1f, window %7.1f MB, error %.1e%s\n", name.c_str(), tokens, us, spread / 2,
+                  experts_us, static_cast<double>(window) / 1e6, error, captures ? "" : ", calls");
       std::fflush(stdout);
     }
     report_.add({text(name, "/", tokens),
@@ -364,6 +365,7 @@ class Bench {
                   {"tokens", tokens},
                   {"experts", s.num_experts},
                   {"experts_us", experts_us},
+                  {"window_bytes", static_cast<double>(window)},
                   {"graph", captures ? 1 : 0},
                   {"error", error}}});
   }
@@ -428,7 +430,8 @@ class Bench {
 };
 
 void set_option(Options& options, std::string const& key, std::string const& value) {
-  known_name("option", key, {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--blocks", "--json"});
+  known_name("option", key,
+             {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--blocks", "--turns", "--json"});
   if (key == "--shapes") {
     options.shapes = known_names(key, value, {"flash", "pro"});
   } else if (key == "--schemes") {
@@ -443,6 +446,8 @@ void set_option(Options& options, std::string const& key, std::string const& val
     options.like_ranks = count(key, value, 0);
   } else if (key == "--blocks") {
     options.blocks = count(key, value, 1);
+  } else if (key == "--turns") {
+    options.turns = count(key, value, 1);
   } else {
     options.json = value;
   }
