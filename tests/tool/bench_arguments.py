@@ -28,6 +28,7 @@ CASES = {
         (["--routing", "random"], "random", "softmax"),
         (["--tokens", "8,many"], "--tokens", "many"),
         (["--blocks", "few"], "--blocks", "few"),
+        (["--turns", "0"], "--turns", "0"),
         (["--model", "pro"], "--model", "--shapes"),
         (["--json"], "--json has no value"),
     ],
