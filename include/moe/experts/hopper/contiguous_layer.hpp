@@ -81,7 +81,8 @@ class ContiguousLayer {
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
   /// `expected_rows` of an expert is a hint for the tile. The workspace is for E·capacity slots. x_scales: [E, capacity, …] as in
   /// LayerCall. gather [E, capacity]: row i of expert e is row gather[e][i] of x and of x_scales, which then have any number of rows.
-  /// arrivals: as in LayerCall; the counts of rows are complete all the same when the kernels before this call in the stream have ended.
+  /// arrivals: as in LayerCall; `counts` is complete when the kernel before this call in the stream has ended. Between two such calls runs
+  /// a kernel that waits for the end of the first, as a dispatch does: the products begin by a counter that the first one clears.
   void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
                        CUstream_st* stream, float const* x_scales = nullptr, std::int32_t const* gather = nullptr,
                        comm::Arrivals const* arrivals = nullptr) const;

@@ -192,8 +192,8 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
       enqueue_batched(tokens, y, nullptr, stream);
     }
-    /// The same while rows are still coming; the counts of the batches are complete at the end of the kernels before it in `stream`. The
-    /// products of an expert wait for its rows, by the exchange's deadline.
+    /// The same while rows are still coming; the last kernel in `stream` is that of `arrivals`, at whose end the counts of the batches are
+    /// complete. The products of an expert wait for its rows, by the exchange's deadline.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
       requires(Format == ActivationFormat::batched && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
     {
