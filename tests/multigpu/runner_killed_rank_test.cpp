@@ -42,6 +42,7 @@
 #include "moe/eplb/recovery.hpp"
 #include "moe/eplb/runtime_balancer.hpp"
 #include "moe/runner/device/two_queues.hpp"
+#include "several_hosts.hpp"
 #include "started_ranks.hpp"
 
 namespace {
@@ -593,6 +594,9 @@ Finding play(Role const& role) {
       {"dp_halves", [&] { return survives_forward<LowLatency, HalfParts>(role, dp); }},
       {"dp_chunks", [&] { return survives_forward<LowLatency, ChunkParts>(role, dp); }},
       {"dp_chunks_all_to_all_v", [&] { return survives_forward<AllToAll, ChunkParts>(role, dp); }},
+      {"hosts_all_to_all_v", [&] { return survives_forward<AllToAll>(role, dp); }},
+      {"hosts_gather", [&] { return survives_forward<Gather>(role, dp); }},
+      {"hosts_tp_all_to_all_v", [&] { return survives_forward<AllToAll>(role, tp); }},
       {"words", [&] { return survives_words(role); }},
       {"move_all_to_all_v", [&] { return survives_move<AllToAll>(role); }},
       {"move_low_latency", [&] { return survives_move<LowLatency>(role); }},
@@ -604,6 +608,7 @@ Finding play(Role const& role) {
 
 int be_rank(char** argv) {
   Role const role{std::atoi(argv[2]), std::atoi(argv[3]), argv[4], argv[5], std::atoi(argv[6])};
+  if (role.form.starts_with("hosts_")) pretend_own_host(role.rank);
   try {
     return play(role);
   } catch (std::exception const& e) {
@@ -666,6 +671,11 @@ TEST(KilledRunnerRank, OneWhoseGroupKeepsAnotherWaiting) {
 TEST(KilledRunnerRank, HalvesAndChunks) {
   expect_survivors({{"dp_halves", Phase::dispatch}, {"dp_halves", Phase::combine}});
   expect_survivors({{"dp_chunks", Phase::experts}, {"dp_chunks_all_to_all_v", Phase::combine}});
+}
+/// Each rank on a host of its own, as NCCL believes: rows travel through sockets, which close with the process.
+TEST(KilledRunnerRank, OnSeveralHosts) {
+  expect_survivors({{"hosts_all_to_all_v", Phase::experts}, {"hosts_gather", Phase::combine}});
+  expect_survivors({{"hosts_tp_all_to_all_v", Phase::reduction}});
 }
 TEST(KilledRunnerRank, OtherTransports) {
   expect_survivors({{"dp_naive", Phase::route}, {"dp_naive", Phase::combine}});

@@ -144,7 +144,7 @@ class Nccl {
   /// From any thread: whether a deadline, an error or begin_abort() has ended the communicator.
   bool failed() const { return !state_ || state_->comms.failed(); }
   /// The first rank whose process is known to have ended, or -1. Ranks that have met see those of their machine.
-  int ended_rank() const { return detail::first_ended(peers_.processes, rank_); }
+  int ended_rank() const { return peers_.ended(rank_, false); }
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
   void set_phase(char const* phase) { phase_ = phase; }  ///< for error messages; the string must outlive the object
@@ -339,7 +339,7 @@ class Nccl {
     if (result == ncclSuccess) return;
     if (failed()) refuse();  // another thread has ended the communicator
     std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(nullptr));
-    int const ended = ended_rank();
+    int const ended = peers_.ended(rank_, detail::lost_connection(result));
     begin_abort();
     if (result == ncclRemoteError || ended >= 0) fail(ErrorCode::peer, ended, message);
     throw Error(ErrorCode::cuda, message);

@@ -65,6 +65,9 @@ struct DeviceBytes {
   void* data;
 };
 
+/// Whether NCCL has lost a connection.
+inline bool lost_connection(ncclResult_t result) { return result == ncclRemoteError || result == ncclSystemError; }
+
 /// What a rank learns of the others when they meet.
 struct Peers {
   bool one_node = false;
@@ -86,6 +89,16 @@ struct Peers {
       out.processes.push_back(c.process);
     }
     return out;
+  }
+  /// The first rank whose process has ended, or -1. A process that dies closes its sockets before it has ended: with `awaited` this looks
+  /// for half a second.
+  int ended(int here, bool awaited) const {
+    int found = first_ended(processes, here);
+    for (int looks = 0; awaited && found < 0 && !processes.empty() && looks < 100; ++looks) {
+      usleep(5000);
+      found = first_ended(processes, here);
+    }
+    return found;
   }
 };
 
