@@ -21,8 +21,8 @@
 namespace moe::experts::detail {
 
 /// As WeightStore in device memory, for the experts of `Storages` alone (HopperW4A16::Store<Config, Quant>, …). Layers read its memory
-/// where it lies, and several may. Besides bricks it takes device memory for the codes of one expert in 32, at least of one expert's larger
-/// matrix, while experts are packed and until each was once.
+/// where it lies, and several may. Besides bricks it takes staging_bytes() of device memory for codes and scales while experts are packed
+/// and until each was once: one expert in 32, of few experts a part of one matrix.
 template <class Storages, class Config, class Quant, class SpaceT = space::cuda>
 class PackedStore {
   using Storage = typename Storages::template Of<Quant>;
@@ -120,7 +120,7 @@ class PackedStore {
   Counts counts() const { return {w13_.rows * w13_.code_cols, w2_.rows * w2_.code_cols, w13_.scale_count, w2_.scale_count}; }
   /// Bytes of bricks and factors.
   std::size_t bytes() const { return static_cast<std::size_t>(num_local() * each_.bytes()); }
-  /// Bytes that packing takes besides them: the codes and scales of some experts' larger matrix.
+  /// Bytes that packing takes besides them: the codes and scales of some experts' larger matrix, or of its parts.
   std::int64_t staging_bytes() const { return staging_plan().bytes; }
 
   /// The view that a layer of these experts takes; valid as long as this object. A layer refuses it unless every expert was set before.
