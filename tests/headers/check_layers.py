@@ -206,7 +206,7 @@ def unread_skips(text: str) -> list[int]:
 
 # What no header may contain, and why.
 FORBIDDEN = (
-    (re.compile(r"^\s*#\s*pragma\s+omp\b", re.M), "OpenMP's threads spin as OMP_WAIT_POLICY says; use HostPool"),
+    (re.compile(r"^\s*#\s*pragma\s+omp\b(?!\s+simd\b)", re.M), "OpenMP's threads spin as OMP_WAIT_POLICY says; use HostPool"),
     (re.compile(r"\bMPI_Win(?:_\w+)?\b"), "MPI_Finalize waits for a window that a dead rank has not freed; use POSIX shared memory"),
     (re.compile(r"^(?!\s*template)[^\n;]*(?:\binline\s+__global__|__global__\s+(?:void\s+)?inline)\b", re.M),
      "nvcc warns of it in a user's program (20050); write static __global__"),

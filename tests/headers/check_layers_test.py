@@ -111,6 +111,8 @@ class LongFunctions(unittest.TestCase):
     def test_what_no_header_may_contain(self):
         lines = lambda text: [number for number, _ in c.forbidden(text)]  # noqa: E731
         self.assertEqual(lines("void f() {\n#pragma omp parallel for\n}\n"), [2])
+        self.assertEqual(lines("void f() {\n#pragma omp simd\n}\n"), [])  # vectors, no threads
+        self.assertEqual(lines("void f() {\n#pragma omp parallel for simd\n}\n"), [2])
         self.assertEqual(lines("MPI_Win window;\nMPI_Win_free(&window);\n"), [1, 2])
         self.assertEqual(lines("inline __global__ void a() {}\n__global__ inline void b() {}\n"), [1, 2])
         self.assertEqual(lines("static __global__ void a() {}\ntemplate <class T>\n__global__ void b() {}\n#pragma once\n"), [])
