@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench/transformers_models.py: tokens per second of transformers models with random weights under "moe" and the built-in experts
 # implementations, decode (eager and in CUDA graphs) and prefill, after a check of the logits against a float32 eager run.
-"""python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4|all] [--layers 8|fit] [--tiny] [--lines FILE]
+"""python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4|all] [--layers 8|fit] [--tiny|--small] [--lines FILE]
                                     [--implementations moe,grouped_mm,batched_mm,eager[,sonicmoe,deepgemm]]
-                                    [--attention auto|eager|flex_attention|pieces]
+                                    [--attention auto|eager|flex_attention|pieces] [--dtype bfloat16|float32] [--processor-time TURNS]
 Needs the package of python/, torch and transformers. One JSON line for each point, then the tables of bench/transformers_table.py; the exit
 code is 1 if "moe" is not the fastest at every point or its logits are further from float32's than grouped_mm's. `--model all`: qwen3 and
 gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the free memory hold, at most as many as the model has.
@@ -17,11 +17,15 @@ implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-b
 transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA graph has a StaticCache, eager decode the default cache.
 A graph is measured if its logits are those of an eager step over the same StaticCache from the same state, up to what other roundings of
 the layers' outputs change. What an implementation cannot do is a line with "failed" and the place in transformers or torch that refused;
-the points after it run."""
+the points after it run. `--processor-time`: on the host, for a busy machine. The implementations take turns, a call each, and a point has
+the least processor time of a call, of all threads of the process; OMP_NUM_THREADS=1 leaves no thread that waits for another. The logits are
+not checked then."""
 import argparse
 import contextlib
 import copy
+import functools
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -53,13 +57,17 @@ GPT_OSS = ("gpt_oss", "gpt_oss_mxfp4")
 SHARED = ("qwen3",)  # models whose weights every implementation uses where they lie
 TINY = dict(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             vocab_size=256)
+# The experts are a large part of a step on the host: of TINY's, Python and the dispatch of the rest of the model are.
+SMALL = {**TINY, "hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 128}
+SMALLER = {"full": {}, "tiny": TINY, "small": SMALL}
 # Of decode in a graph. gpt_oss: the layers of a full sliding window copy a number from the host in each step, which a capture refuses.
 GRAPH_PROMPT = {"qwen3": 256, "gpt_oss": 32, "gpt_oss_mxfp4": 32}
+MORE_TURNS = 10  # times the turns of --processor-time are taken at most where "moe" has not the least time
 WARM = 4  # steps before a measurement: first calls load kernels, choose algorithms and, under "moe", make the runners
 
 
-def config_of(name, layers, tiny):
-    fields = {**SIZES[name], **(TINY if tiny else {}), "num_hidden_layers": layers, "max_position_embeddings": 32768}
+def config_of(name, layers, size):
+    fields = {**SIZES[name], **SMALLER[size], "num_hidden_layers": layers, "max_position_embeddings": 32768}
     return transformers.Qwen3MoeConfig(**fields) if name == "qwen3" else transformers.GptOssConfig(**fields)
 
 
@@ -67,7 +75,7 @@ def layers_that_fit(arguments):
     """Three quarters of the free memory, for the layers of all models; embeddings and caches are in the rest."""
     free = torch.cuda.mem_get_info(arguments.device)[0] * 3 // 4
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config_of(arguments.model, 1, arguments.tiny), dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_config(config_of(arguments.model, 1, arguments.size), dtype=torch.bfloat16)
     layer = sum(p.numel() for p in model.model.layers.parameters()) * 2
     copies = 1 if arguments.model in SHARED else len(arguments.implementations) + 1  # one more while gate and up rows are laid out
     return max(1, min(LAYERS[arguments.model], free // (layer * copies)))
@@ -80,9 +88,9 @@ def shared(model, implementation):
     return other.eval()
 
 
-def make(name, layers, device, tiny, implementation):
+def make(name, layers, device, size, implementation):
     """A model whose weights depend on its name and sizes alone."""
-    config = config_of(name, layers, tiny)
+    config = config_of(name, layers, size)
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -154,11 +162,11 @@ def failure(error):
 def check(arguments):
     """The logits of a model of one layer beside a float32 eager run: all implementations get the same tokens."""
     ids = tokens(arguments, 2, 32)
-    wide = make(arguments.model, 1, arguments.device, arguments.tiny, "eager").float()
+    wide = make(arguments.model, 1, arguments.device, arguments.size, "eager").float()
     expected = wide(input_ids=ids, use_cache=False).logits
     del wide
     for name in arguments.implementations:
-        model = make(arguments.model, 1, arguments.device, arguments.tiny, name)
+        model = make(arguments.model, 1, arguments.device, arguments.size, name)
         try:
             logits = model(input_ids=ids, use_cache=False).logits.float()
         except Exception as error:
@@ -306,11 +314,27 @@ def refused(arguments, point, name, error):
     say(arguments, {"model": arguments.model, "point": point, "implementation": name, **failure(error)})
 
 
+def least_times(arguments, point, rows, calls, after=lambda name: None):
+    """The least processor time of a call of each implementation, in turns of one call each: other programs only add to it. More turns
+    follow while another one has less than "moe"."""
+    least = dict.fromkeys(calls, math.inf)
+    for turn in range(MORE_TURNS * arguments.processor_time):
+        for name, call in calls.items():
+            begin = time.process_time()
+            call()
+            least[name] = min(least[name], time.process_time() - begin)
+            after(name)
+        if turn + 1 >= arguments.processor_time and least.get(transformers_table.OURS) == min(least.values()):
+            break
+    for name, seconds in least.items():
+        report(arguments, point, 0, name, rows, [seconds * 1e3], turns=turn + 1, clock="processor")
+
+
 @torch.no_grad()
 def decode(arguments, models, graph):
     for batch in arguments.batches:
         point = f"decode {batch}{' graph' if graph else ''}"
-        prompt = 16 if arguments.tiny else GRAPH_PROMPT[arguments.model] if graph else 256
+        prompt = 16 if arguments.size != "full" else GRAPH_PROMPT[arguments.model] if graph else 256
         ids, token = tokens(arguments, batch, prompt), tokens(arguments, batch, 1)
         steps = {}
         if not graph:  # the first step of a process at each length of the default cache takes some 40 ms, whatever its implementation
@@ -321,6 +345,10 @@ def decode(arguments, models, graph):
                 steps[name] = Step(model, name, ids, token, arguments, graph)
             except Exception as error:
                 refused(arguments, point, name, error)
+        if arguments.processor_time:
+            least_times(arguments, point, batch, {name: step.run for name, step in steps.items()},
+                        lambda name: steps[name].cache.crop(-1))  # noqa: B023
+            continue
         for turn, names in enumerate((list(steps), list(reversed(steps)))):  # who is first meets each length of the cache first
             for name in names:
                 step = steps[name]
@@ -349,6 +377,10 @@ def attention_of(arguments, models, ids):
 
 def prefill_point(arguments, models, ids, more):
     rows = ids.shape[1]
+    if arguments.processor_time:
+        calls = {name: functools.partial(model.model, input_ids=ids, use_cache=False) for name, model in models.items()}
+        least_times(arguments, f"prefill {rows}", rows, calls)
+        return
     failed = set()
     for turn in range(2):
         for name, model in models.items():
@@ -369,13 +401,15 @@ def measure(arguments):
     if arguments.layers == "fit":
         arguments.layers = layers_that_fit(arguments)
     arguments.layers = int(arguments.layers)
-    check(arguments)
+    if not arguments.processor_time:
+        check(arguments)
     models = {}
     for name in arguments.implementations:
         if arguments.model in SHARED and models:
             models[name] = shared(next(iter(models.values())), name)
         else:
-            models[name] = make(arguments.model, arguments.layers, arguments.device, arguments.tiny, name)
+            model = make(arguments.model, arguments.layers, arguments.device, arguments.size, name)
+            models[name] = model.to(getattr(torch, arguments.dtype))
     if arguments.graphs != "only":
         decode(arguments, models, graph=False)
     prefill(arguments, models)
@@ -408,23 +442,28 @@ def main():
     parser.add_argument("--model", choices=(*SIZES, "all"), default="qwen3")
     parser.add_argument("--layers", default="8", help="a number, or fit")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
+    for name in ("tiny", "small"):
+        parser.add_argument(f"--{name}", dest="size", action="store_const", const=name, default="full")
     parser.add_argument("--implementations", default="moe,grouped_mm,batched_mm,eager")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", default="1,16,64")
     parser.add_argument("--prefills", default=None, help="rows, 4096,16384 unless given")
     parser.add_argument("--graphs", choices=("both", "only", "none"), default="both")
     parser.add_argument("--attention", choices=("auto", *attention.ways()), default="auto", help="of gpt-oss' prefill")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the models whose times are taken")
+    parser.add_argument("--processor-time", type=int, default=0, metavar="TURNS", help="host: least processor time of a call, in turns")
     parser.add_argument("--lines", help="a file for the JSON lines of the run")
     parser.add_argument("--no-table", action="store_true")
     arguments = parser.parse_args()
+    if arguments.processor_time and arguments.device != "cpu":
+        parser.error("--processor-time: needs --device cpu")
     if arguments.model == "all":
         records = each_model_alone(sys.argv[1:])
     else:
         arguments.records = records = []
         arguments.implementations = arguments.implementations.split(",")
         arguments.batches = [int(n) for n in arguments.batches.split(",") if n]
-        given = ("64,128" if arguments.tiny else "4096,16384") if arguments.prefills is None else arguments.prefills
+        given = ("4096,16384" if arguments.size == "full" else "64,128") if arguments.prefills is None else arguments.prefills
         arguments.prefills = [int(n) for n in given.split(",") if n]
         measure(arguments)
     if arguments.lines:

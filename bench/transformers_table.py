@@ -79,8 +79,8 @@ def attentions(records):
     return [f"{point}: attention by {way} under every implementation{why.get(point, '')}" for point, way in used.items()]
 
 
-def verdicts(records):
-    """Sentences, each with whether it holds: (True or False, text)."""
+def speeds(records):
+    """Whether "moe" is the fastest beside each other implementation: sentences, each with whether it holds."""
     found, rows = [], cells(records)
     for other in (name for name in implementations(records) if name != OURS):
         slower, compared = [], 0
@@ -99,6 +99,12 @@ def verdicts(records):
             found.append((False, f"{OURS} is not faster than {other} at {len(slower)} of {compared} points: " + "; ".join(slower)))
         else:
             found.append((True, f"{OURS} is faster than {other} at all {compared} points where it runs"))
+    return found
+
+
+def verdicts(records):
+    """Sentences, each with whether it holds: (True or False, text)."""
+    found = speeds(records)
     distance = {record["check"]: record["distance"] for record in records if "check" in record}
     if OURS in distance and YARDSTICK in distance:
         near = distance[OURS] <= distance[YARDSTICK]

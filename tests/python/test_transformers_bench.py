@@ -29,9 +29,10 @@ import transformers_table  # noqa: E402
 LENGTH = 24
 
 
-def run(*arguments):
-    done = subprocess.run([sys.executable, BENCH / "transformers_models.py", "--tiny", "--device", "cpu", "--layers", "2", "--rounds", "3",
-                           "--batches", "1,3", "--prefills", "8", *arguments], capture_output=True, text=True, check=False)  # fmt: skip
+def run(*arguments, size="--tiny", **environment):
+    done = subprocess.run([sys.executable, BENCH / "transformers_models.py", size, "--device", "cpu", "--layers", "2", "--rounds", "3",
+                           "--batches", "1,3", "--prefills", "8", *arguments], env={**os.environ, **environment}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
     assert done.returncode in (0, 1), done.stderr  # 1: "moe" was slower in some point
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -39,17 +40,21 @@ def run(*arguments):
 IMPLEMENTATIONS = ("moe", "grouped_mm", "batched_mm", "eager")
 
 
-@pytest.mark.parametrize("model", ["qwen3", "gpt_oss_mxfp4"])
-def test_a_tiny_model_on_the_host(model):
-    """Every implementation at every point; the logits of "moe" are no further from a float32 eager run than those of grouped_mm. Times of
-    small models on a busy host decide nothing: the table has them."""
-    records = run("--model", model, "--implementations", ",".join(IMPLEMENTATIONS))
-    text, _ = transformers_table.report(records)
+def keep(name, text):
+    """Prints a table and puts it into the folder MOE_REPORTS."""
     print(text)
     if os.environ.get("MOE_REPORTS"):
         folder = pathlib.Path(os.environ["MOE_REPORTS"])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"transformers_{model}.md").write_text(text, encoding="utf-8")
+        (folder / f"transformers_{name}.md").write_text(text + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", ["qwen3", "gpt_oss_mxfp4"])
+def test_a_tiny_model_on_the_host(model):
+    """Every implementation at every point; the logits of "moe" are no further from a float32 eager run than those of grouped_mm. These
+    times decide nothing on a busy host: the table has them."""
+    records = run("--model", model, "--implementations", ",".join(IMPLEMENTATIONS))
+    keep(model, transformers_table.report(records)[0])
     assert not [record for record in records if "failed" in record]
     measured = {(record["point"], record["implementation"]) for record in records if "point" in record}
     assert measured == {(point, name) for point in ("decode 1", "decode 3", "prefill 8") for name in IMPLEMENTATIONS}
@@ -58,6 +63,26 @@ def test_a_tiny_model_on_the_host(model):
     assert 0 < checks["moe"]["median_of_tokens"] <= 1.05 * checks["grouped_mm"]["median_of_tokens"] < 0.02
     # The largest is that of a token whose router's rounding gives it other experts, under every implementation.
     assert checks["moe"]["distance"] <= 1.05 * checks["grouped_mm"]["distance"]
+    assert records[-1] == {"model": model, "fallbacks": ["None"]}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("model", ["qwen3", "gpt_oss_mxfp4"])
+def test_moe_is_the_fastest_on_the_host(model, dtype):
+    """A whole step of the model has less processor time under "moe" than under each of the others, at every point: decode of few rows,
+    where Python and the dispatch of operators count most, decode of more, prefill. One thread: threads that wait for each other on a busy
+    host would count. Sizes at which experts count: of a tiny model's step they are an eighth, the rest is the same code for all."""
+    records = run("--model", model, "--dtype", dtype, "--implementations", ",".join(IMPLEMENTATIONS), "--batches", "1,4,16", "--prefills",
+                  "16,64", "--processor-time", "10", size="--small", OMP_NUM_THREADS="1")  # fmt: skip
+    title = f"### {model}, {dtype}: least processor time, one thread, milliseconds (tokens a second)"
+    keep(f"{model}_{dtype}_processor_time", f"{title}\n\n{transformers_table.table(records)}\n")
+    assert not [record for record in records if "failed" in record]
+    measured = {(record["point"], record["implementation"]) for record in records if "point" in record}
+    points = ("decode 1", "decode 4", "decode 16", "prefill 16", "prefill 64")
+    assert measured == {(point, name) for point in points for name in IMPLEMENTATIONS}
+    verdicts = transformers_table.speeds(records)
+    assert len(verdicts) == len(IMPLEMENTATIONS) - 1
+    assert not [text for holds, text in verdicts if not holds]
     assert records[-1] == {"model": model, "fallbacks": ["None"]}
 
 
@@ -73,7 +98,7 @@ def test_an_implementation_that_cannot_run_is_a_line():
 def gpt_oss():
     """In float32, with sinks that matter: the model's own are near 0."""
     with torch.no_grad():
-        model = bench.make("gpt_oss", 2, "cpu", True, "eager").float()
+        model = bench.make("gpt_oss", 2, "cpu", "tiny", "eager").float()
         for layer in model.model.layers:
             layer.self_attn.sinks.normal_(std=2)
     return model
@@ -162,10 +187,10 @@ def test_wrong_attention_is_not_taken(gpt_oss, monkeypatch, few_scores, wrong):
 
 def test_the_table_says_which_attention(monkeypatch, few_scores):
     """The same for every implementation."""
-    arguments = argparse.Namespace(model="gpt_oss", device="cpu", tiny=True, rounds=3, prefills=[16, 150], attention="auto", layers=2,
-                                   records=[])  # fmt: skip
+    arguments = argparse.Namespace(model="gpt_oss", device="cpu", size="tiny", rounds=3, prefills=[16, 150], attention="auto", layers=2,
+                                   processor_time=0, records=[])  # fmt: skip
     with torch.no_grad():
-        models = {name: bench.make("gpt_oss", 2, "cpu", True, name) for name in ("moe", "grouped_mm")}
+        models = {name: bench.make("gpt_oss", 2, "cpu", "tiny", name) for name in ("moe", "grouped_mm")}
     monkeypatch.setattr(attention, "MOST_SCORES", 4 * 16 * 16)
     bench.prefill(arguments, models)
     used = {(record["point"], record["implementation"], record["attention"]) for record in arguments.records if "point" in record}
@@ -179,7 +204,7 @@ def test_the_table_says_which_attention(monkeypatch, few_scores):
 def step(request):
     """A step over a StaticCache that has a prompt and a step in it."""
     with torch.no_grad():
-        model = bench.make(request.param, 2, "cpu", True, "moe")
+        model = bench.make(request.param, 2, "cpu", "tiny", "moe")
         ids = bench.tokens(argparse.Namespace(device="cpu"), 3, 8)
         found = bench.Step.__new__(bench.Step)
         found.model, found.token = model, ids[:, :1].clone()
