@@ -22,6 +22,7 @@ from ._errors import (
     TimeoutError,
     UnsupportedError,
 )
+from ._errors import named as _named
 from ._experts import clear_cache, experts
 from ._ffi import library as _library
 from ._host import Plan, Quantized, Routing, nvfp4_scales, plan, quantize, route
@@ -36,7 +37,7 @@ __version__: str = str(_library.version())
 
 def has(feature: str) -> bool:
     """Whether the library was built with "cuda", "nccl", "mpi" or "onednn". It does not check for a GPU."""
-    return bool(_library.has(feature))
+    return bool(_library.has(_named("feature", feature)))
 
 
 __all__ = [

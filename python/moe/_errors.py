@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import operator
 
+import numpy
 import tvm_ffi
 
 from . import _tvm_version  # noqa: F401 - refuses a version that lacks what follows
@@ -106,6 +107,22 @@ def number(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ArgumentError(f"E_ARG: {name}: is {value!r} of type {type(value).__name__}, expected a number") from None
+
+
+def named(name: str, value: object) -> str:
+    """The same of a value that is a name."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"E_ARG: {name}: is of type {type(value).__name__}, expected a name")
+    return value
+
+
+def flag(name: str, value: object) -> int:
+    """The same of True or False; whole numbers are taken too."""
+    if isinstance(value, (bool, numpy.bool_)):
+        return int(value)
+    if not hasattr(value, "__index__"):
+        raise ArgumentError(f"E_ARG: {name}: is {value!r} of type {type(value).__name__}, expected True or False")
+    return whole_number(name, value)
 
 
 def milliseconds(timeout: object) -> int:

@@ -9,6 +9,7 @@ from ctypes import c_char as _one_byte
 from typing import Any, Sequence
 
 from . import _arrays
+from ._errors import ArgumentError
 from ._runner import (
     FLOAT32,
     IDS,
@@ -245,6 +246,9 @@ def experts(
     arrays = [w13, w2, *(array for array in others if array is not None)]
     for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):  # the runner checks the rest of the call
         _arrays.check(name, array, 2)
+    dtype = _arrays.dtype_name(hidden)
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ArgumentError(f"E_ARG: hidden: dtype is {dtype}, expected float32, bfloat16 or float16")
     topk = topk_ids.shape[1]
     call = (hidden.dtype, id(w2), activation, alpha, beta, limit, situ_gate, situ_up, quantization, weight_on_input)
     key = (id(w13), topk, *call, id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale))
@@ -257,7 +261,7 @@ def experts(
                 _arrays.framework(given, name)  # an ArgumentError for an argument that is not an array
                 settings[name] = _ARRAY
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
-                        quantization=quantization, dtype=_arrays.dtype_name(hidden), weight_on_input=weight_on_input)  # fmt: skip
+                        quantization=quantization, dtype=dtype, weight_on_input=weight_on_input)  # fmt: skip
         entry = _Entry(arrays, key, settings)
     with _lock:
         _known.pop(id(w13), None)  # it would keep a runner alive whose weights have changed

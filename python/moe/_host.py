@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from . import _arrays
 from ._errors import ArgumentError, whole_number
 from ._ffi import library
+from ._runner import checked_router
 from ._types import Array, ArrayT
 
 #: Of `plan`; the library's bound of every size.
@@ -71,6 +72,13 @@ def route(
         order: "score_then_topk" or "topk_then_score".
         selection: "topk", "hash_table" or "sparsemixer".
         renorm: of the k weights: "none", "sum", "floor" or "p_norm", with renorm_eps and renorm_p.
+        routed_scaling_factor: multiplies the weights.
+        num_expert_group, topk_group: the experts lie in that many groups, of which the best topk_group are searched; 0: no groups.
+        group_score: of a group: "max", or "top2_sum" (DeepSeek-V3).
+        logit_softcap: c of c tanh(logit / c); 0: off.
+        sparsemixer_eps: of "sparsemixer".
+        num_zero_experts: Z, experts behind the others that compute nothing; zero_expert: their output, "identity" (the input) or "none".
+        degenerate: what a row without a finite logit gets: "uniform_first_k", or "drop", no expert.
         correction_bias: float32 [E + Z], for the choice only.
         per_expert_scale: float32 [E], multiplies the weights.
         hash_table: int64 [vocabulary, k], with token_ids int64 [M].
@@ -80,12 +88,13 @@ def route(
     """
     _arrays.check("logits", logits, 2)
     topk = whole_number("topk", topk)
-    settings: dict[str, Any] = {
+    num_zero_experts = whole_number("num_zero_experts", num_zero_experts)
+    settings = checked_router({
         "num_experts": int(logits.shape[1]) - num_zero_experts, "topk": topk, "scoring": scoring, "order": order, "selection": selection,
         "renorm": renorm, "renorm_eps": renorm_eps, "renorm_p": renorm_p, "routed_scaling_factor": routed_scaling_factor,
         "num_expert_group": num_expert_group, "topk_group": topk_group, "group_score": group_score, "logit_softcap": logit_softcap,
         "sparsemixer_eps": sparsemixer_eps, "num_zero_experts": num_zero_experts, "zero_expert": zero_expert, "degenerate": degenerate,
-    }  # fmt: skip
+    })  # fmt: skip
     for name, array in (("correction_bias", correction_bias), ("per_expert_scale", per_expert_scale), ("hash_table", hash_table)):
         if array is not None:
             settings[name] = _arrays.export(array, name)
@@ -176,7 +185,8 @@ def plan(load: Array, num_physical: int, num_ranks: int = 1, num_nodes: int = 1,
     if not 1 <= num_physical <= MOST_PHYSICAL:
         raise ArgumentError(f"E_ARG: num_physical: {num_physical} is out of range [1, {MOST_PHYSICAL}]")
     layers, num_experts = (int(n) for n in load.shape)
-    settings = {"num_physical": num_physical, "num_ranks": num_ranks, "num_nodes": num_nodes, "num_groups": num_groups}
+    counts = {"num_ranks": num_ranks, "num_nodes": num_nodes, "num_groups": num_groups}
+    settings = {"num_physical": num_physical, **{name: whole_number(name, value) for name, value in counts.items()}}
     replicas = max(num_physical - num_experts + 1, 1)
     physical = _arrays.empty(load, (layers, num_physical), "int32")
     logical = _arrays.empty(load, (layers, num_experts, replicas), "int32")

@@ -11,7 +11,7 @@ import numpy
 import tvm_ffi
 
 from . import _arrays, _ffi, _watched
-from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError, milliseconds, number, whole_number
+from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError, flag, milliseconds, named, number, whole_number
 from ._ffi import library as _library
 from ._types import Array, ArrayT, Communicator, RunnerInfo
 from ._watched import observed, transformed
@@ -37,8 +37,8 @@ CALL = ("hidden", "topk_weights")  # inputs of a call; weights may be parameters
 
 #: Fields of a router by the kind of their values: those of `moe_router_config`, which the extension reads.
 ROUTER_NAMES = ("scoring", "order", "selection", "renorm", "group_score", "zero_expert", "degenerate")
-ROUTER_NUMBERS = ("num_experts", "topk", "renorm_eps", "renorm_p", "routed_scaling_factor", "num_expert_group", "topk_group",
-                  "logit_softcap", "sparsemixer_eps", "num_zero_experts")  # fmt: skip
+ROUTER_COUNTS = ("num_experts", "topk", "num_expert_group", "topk_group", "num_zero_experts")
+ROUTER_NUMBERS = (*ROUTER_COUNTS, "renorm_eps", "renorm_p", "routed_scaling_factor", "logit_softcap", "sparsemixer_eps")
 ROUTER_ARRAYS = ("correction_bias", "per_expert_scale", "hash_table")
 UNGATED = ("silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul")
 
@@ -91,10 +91,12 @@ class Group:
 
     @property
     def rank(self) -> int:
+        """Of this process in the group."""
         return _library.group_rank(self._handle)
 
     @property
     def size(self) -> int:
+        """Ranks of the group."""
         return _library.group_size(self._handle)
 
     def close(self) -> None:
@@ -148,6 +150,7 @@ class Runner:
         workspace_of: GPU: a runner of the same device, with whose calls those of this runner take turns in one workspace. Calls on several
             streams wait for each other; replays of CUDA graphs must follow other calls by the program's own order. Hopper's experts
             share; others have memory of their own.
+        keep_weights: False: the runner keeps no reference to the arrays, and the caller keeps them alive.
 
     The arrays are used where they lie: the runner keeps a reference to them. Where `weights_packed` is true it has a copy in its own
     layout instead, and keeps none: hold on to the biases, which are read where they lie.
@@ -190,8 +193,7 @@ class Runner:
         self._handle = 0
         for name, array in (("w13", w13), ("w2", w2)):
             _arrays.check(name, array, 3)
-        if not isinstance(activation, str):
-            raise ArgumentError(f"E_ARG: activation: is of type {type(activation).__name__}, expected a name")
+        named("activation", activation)
         if group is not None and not isinstance(group, Group):
             raise ArgumentError(f"E_ARG: group: is of type {type(group).__name__}, expected a moe.Group")
         if router is not None and not isinstance(router, Mapping):
@@ -215,19 +217,22 @@ class Runner:
             "activation_limit": 0.0 if limit is None else number("limit", limit),
             "activation_situ_gate": number("situ_gate", situ_gate),
             "activation_situ_up": number("situ_up", situ_up),
-            "weight_on_input": int(weight_on_input),
-            "quantization": quantization,
+            "weight_on_input": flag("weight_on_input", weight_on_input),
+            "quantization": named("quantization", quantization),
             "num_threads": whole_number("num_threads", num_threads),
-            "log": int(log),
+            "log": flag("log", log),
         }
-        settings.update({key: value for key, value in (("dtype", dtype), ("backend", backend), ("experts", experts)) if value is not None})
+        names = {"dtype": dtype, "backend": backend, "experts": experts}
+        settings.update({key: named(key, value) for key, value in names.items() if value is not None})
         if workspace_of is not None:
+            if not isinstance(workspace_of, Runner):
+                raise ArgumentError(f"E_ARG: workspace_of: is of type {type(workspace_of).__name__}, expected a moe.Runner")
             if not workspace_of._handle:
                 raise StateError("E_STATE: workspace_of: it was closed")
             settings["workspace_of"] = workspace_of._handle
         router_arrays = {}
         if router is not None:
-            check_router(router)
+            router = checked_router(router, "router.")
             router_arrays = {key: value for key, value in router.items() if hasattr(value, "__dlpack__")}
             router = {key: _arrays.export(value, f"router.{key}") if key in router_arrays else value for key, value in router.items()}
         with _device_of(w13):
@@ -438,15 +443,21 @@ class Runner:
         return "moe.Runner({backend}, {experts}, {quantization}, {dtype}, num_local_experts={num_local_experts})".format(**self._info)
 
 
-def check_router(router: Mapping[str, Any]) -> None:
-    """ArgumentError for a field whose value has a wrong type. The extension refuses unknown fields."""
+def checked_router(router: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields, names, counts and numbers as such. ArgumentError for one of another type, by its name behind `prefix`. The extension
+    refuses unknown fields."""
+    checked = dict(router)
     for key, value in router.items():
-        if key in ROUTER_NAMES and not isinstance(value, str):
-            raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected a name")
-        if key in ROUTER_NUMBERS:
-            number(f"router.{key}", value)
-        if key in ROUTER_ARRAYS and not hasattr(value, "__dlpack__"):
-            raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected an array")
+        name = prefix + key if isinstance(key, str) else repr(key)
+        if key in ROUTER_NAMES:
+            checked[key] = named(name, value)
+        elif key in ROUTER_COUNTS:
+            checked[key] = whole_number(name, value)
+        elif key in ROUTER_NUMBERS:
+            checked[key] = number(name, value)
+        elif key in ROUTER_ARRAYS and not hasattr(value, "__dlpack__"):
+            raise ArgumentError(f"E_ARG: {name}: is of type {type(value).__name__}, expected an array")
+    return checked
 
 
 def as_operator(call: Callable[[], Any], output: Any, **tensors: Any) -> Any:

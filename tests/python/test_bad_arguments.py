@@ -137,6 +137,16 @@ CASES = [
     (lambda: runner(router=[1]), moe.ArgumentError, "router: is of type list, expected a dict"),
     (lambda: runner(router={"scoring": 3}), moe.ArgumentError, "router.scoring: is of type int, expected a name"),
     (lambda: runner(router={"renorm_eps": "x"}), moe.ArgumentError, "router.renorm_eps: is 'x' of type str, expected a number"),
+    (lambda: runner(router={"topk_group": 2.5}), moe.ArgumentError, "router.topk_group: is 2.5 of type float, expected a whole number"),
+    (lambda: runner(quantization=3), moe.ArgumentError, "quantization: is of type int, expected a name"),
+    (lambda: experts(quantization=3), moe.ArgumentError, "quantization: is of type int, expected a name"),
+    (lambda: runner(dtype=np.float32), moe.ArgumentError, "dtype: is of type type, expected a name"),
+    (lambda: runner(backend=4), moe.ArgumentError, "backend: is of type int, expected a name"),
+    (lambda: runner(experts=4), moe.ArgumentError, "experts: is of type int, expected a name"),
+    (lambda: runner(weight_on_input="yes"), moe.ArgumentError, "weight_on_input: is 'yes' of type str, expected True or False"),
+    (lambda: runner(log=None), moe.ArgumentError, "log: is None of type NoneType, expected True or False"),
+    (lambda: runner(workspace_of=3), moe.ArgumentError, "workspace_of: is of type int, expected a moe.Runner"),
+    (lambda: experts(hidden=HIDDEN.astype(np.float64)), moe.ArgumentError, "hidden: dtype is float64, expected float32, bfloat16 or"),
     (lambda: runner(router={"scorin": "softmax"}), moe.ConfigError, "router: 'scorin' is not known, known: correction_bias, degenerate, "),
     (lambda: runner(router={"num_experts": 8, "top_k": 2}), moe.ConfigError, "router: 'top_k' is not known, known: .*, topk, "),
     (lambda: runner(router={"bias": W2[0]}), moe.ConfigError, "router: 'bias' is not known, known: "),
@@ -145,6 +155,9 @@ CASES = [
     (lambda: moe.route([[1.0]], 1), moe.ArgumentError, "logits: is of type list"),
     (lambda: moe.route(np.zeros((2, 4), np.float32), "2"), moe.ArgumentError, "topk: is '2' of type str"),
     (lambda: moe.route(np.zeros((2, 4), np.float32), -1), moe.ConfigError, r"top_k: -1 is out of range \[1, 4\]"),
+    (lambda: moe.route(np.zeros((2, 4), np.float32), 1, renorm=True), moe.ArgumentError, "renorm: is of type bool, expected a name"),
+    (lambda: moe.route(np.zeros((2, 4), np.float32), 1, renorm_eps="x"), moe.ArgumentError, "renorm_eps: is 'x' of type str, expected a n"),
+    (lambda: moe.route(np.zeros((2, 4), np.float32), 1, num_zero_experts="1"), moe.ArgumentError, "num_zero_experts: is '1' of type str"),
     (lambda: moe.quantize([[1.0]], "none"), moe.ArgumentError, "matrix: is of type list"),
     (lambda: moe.quantize(W2, None), moe.ArgumentError, "quantization: is of type NoneType"),
     (lambda: moe.nvfp4_scales(np.ones((2, 4, 2), np.int8), np.ones(2, np.float32)), moe.ArgumentError, "scales: dtype is int8, expected"),
@@ -154,6 +167,9 @@ CASES = [
     (lambda: moe.plan([[1]], 2), moe.ArgumentError, "load: is of type list"),
     (lambda: moe.plan(np.ones((1, 4), np.float32), -3), moe.ArgumentError, r"num_physical: -3 is out of range \[1, 16777216\]"),
     (lambda: moe.plan(np.ones((1, 4), np.float32), 2**40), moe.ArgumentError, "num_physical: 1099511627776 is out of range"),
+    (lambda: moe.plan(np.ones((1, 4), np.float32), 4, num_ranks="2"), moe.ArgumentError, "num_ranks: is '2' of type str, expected a whole"),
+    (lambda: moe.plan(np.ones((1, 4), np.float32), 4, num_groups=None), moe.ArgumentError, "num_groups: is None of type NoneType"),
+    (lambda: moe.has(3), moe.ArgumentError, "feature: is of type int, expected a name"),
     (lambda: moe.Group.nccl("abc", 0, 1), moe.ArgumentError, "id: is of type str, expected the 128 bytes"),
     (lambda: moe.Group.nccl(bytes(128), "0", 1), moe.ArgumentError, "rank: is '0' of type str"),
     (lambda: moe.Group.nccl(bytes(128), 0, 1, timeout=float("nan")), moe.ArgumentError, r"timeout: nan is out of range \[0, 1e6\]"),
@@ -223,3 +239,11 @@ def test_none_is_no_quantization():
 
 def test_the_flag_is_where_dlpack_says():
     assert moe._arrays._is_read_only(frozen()) and not moe._arrays._is_read_only(np.zeros(4))
+
+
+def test_settings_of_numpy_are_taken():
+    settings = {"num_expert_group": np.int64(2), "topk_group": np.int32(1), "renorm_eps": np.float32(1e-3), "renorm": np.str_("sum")}
+    ids, weights = moe.route(np.arange(32, dtype=np.float32).reshape(4, 8), np.int64(2), **settings)
+    layer = runner(router=settings, weight_on_input=np.bool_(True), log=np.bool_(False))
+    assert np.all(ids == [7, 6]) and layer.forward(HIDDEN, np.zeros((4, 8), np.float32)).shape == HIDDEN.shape
+    assert np.allclose(weights.sum(-1), 1, atol=1e-2)

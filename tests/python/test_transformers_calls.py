@@ -215,3 +215,21 @@ def test_threads_of_one_model(name, monkeypatch):
     assert len(found) == 80 and all(isinstance(one, float) and one < 2e-5 for one in found), found
     modules = families.experts(model)
     assert len(reads) == len(modules) and all(len(made) == 1 for m in modules for made in m._moe_layer.runners.values())
+
+
+def test_why_not_of_what_is_no_experts_module():
+    pair = Pair().freeze()
+    assert adapter.why_not(pair.module) == "it has not run yet"
+    pair.under("moe")(pair.hidden, pair.ids, pair.weights)
+    assert adapter.why_not(pair.module) is None
+    assert adapter.why_not(pair.model.model.layers[0].mlp) == "it is no experts module, but experts inside it is one"
+
+
+@pytest.mark.parametrize("setting, text", [({"max_rows": 0}, "max_rows: is 0, expected at least 1"),
+                                           ({"max_rows": "x"}, "max_rows: is 'x' of type str, expected a whole number"),
+                                           ({"keep_codes": "no"}, "keep_codes: is 'no' of type str, expected True or False")])  # fmt: skip
+def test_wrong_settings_are_refused(setting, text):
+    before = adapter._layer.MAX_ROWS, adapter._layer.KEEP_CODES
+    with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {text}$"):
+        adapter.configure(**setting)
+    assert before == (adapter._layer.MAX_ROWS, adapter._layer.KEEP_CODES)

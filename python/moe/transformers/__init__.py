@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.integrations import finegrained_fp8
 from transformers.integrations import moe as integration
 
+from .._errors import ArgumentError, flag, whole_number
 from .._watched import observed, transformed, unobserved
 from . import _layer, _mxfp4
 from ._activation import Activation, recognise
@@ -165,7 +166,8 @@ def why_not(module: torch.nn.Module) -> str | None:
     """Why an experts module that has run under "moe" runs on transformers' own implementation; None: it runs on the library."""
     layer = module.__dict__.get("_moe_layer")
     if layer is None:
-        return "it has not run yet"
+        inside = [name for name, child in module.named_modules() if "_moe_layer" in child.__dict__]
+        return f"it is no experts module, but {inside[0]} inside it is one" if inside else "it has not run yet"
     return layer.reason
 
 
@@ -179,9 +181,12 @@ def configure(max_rows: int | None = None, keep_codes: bool | None = None) -> No
             that has run can be saved, pickled, moved to another device and trained around. False, the default: they are freed.
     """
     if max_rows is not None:
-        _layer.MAX_ROWS = int(max_rows)
+        max_rows = whole_number("max_rows", max_rows)
+        if max_rows < 1:
+            raise ArgumentError(f"E_ARG: max_rows: is {max_rows}, expected at least 1")
+        _layer.MAX_ROWS = max_rows
     if keep_codes is not None:
-        _layer.KEEP_CODES = bool(keep_codes)
+        _layer.KEEP_CODES = bool(flag("keep_codes", keep_codes))
 
 
 def register() -> None:
