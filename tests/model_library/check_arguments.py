@@ -22,6 +22,7 @@ OF_MODEL = "QUANTIZATIONS BACKENDS PHASES SPACE HEADERS"
 OF_COMPOSITIONS = "HEADERS KERNELS COMPOSITIONS LOGITS CUDA"
 # A project without the CUDA language unless PRETEND says that it has it; the error begins with the call and its name.
 PRETEND = "set(CMAKE_CUDA_COMPILER_LOADED 1)\n"
+TAKEN = "add_library(name INTERFACE)\n"
 REFUSED = [
     (f"{EXPLICIT} SPACE cuda)", f"(name): SPACE cuda cannot be given without MODEL, which takes {OF_COMPOSITIONS}"),
     (f"{EXPLICIT} PHASES decode)", f"(name): PHASES decode cannot be given without MODEL, which takes {OF_COMPOSITIONS}"),
@@ -34,6 +35,11 @@ REFUSED = [
     ("moe_add_model_library(3d MODEL moe::models::Dbrx)", ': the name is "3d", expected an identifier of C++: letters, digits and _, '
      "first no digit"),
     ("moe_add_model_library(a-b MODEL moe::models::Dbrx)", ': the name is "a-b", expected an identifier of C++'),
+    ("moe_add_model_library(moe MODEL moe::models::Dbrx)", "(moe): the library's names would be in the namespace moe, which exists; take"),
+    (f"{TAKEN}{QWEN})", "moe_add_model_library(name): a target has this name already; each library needs one of its own"),
+    (f"{TAKEN}{EXPLICIT})", "moe_add_model_library(name): a target has this name already; each library needs one of its own"),
+    (f'{TAKEN}moe_add_config_check(name HEADERS mine.hpp COMPOSITIONS "C, R, Q, B, E")',
+     "moe_add_config_check(name): a target has this name already; each check needs one of its own"),
     ("moe_add_model_library(name QUANTISATIONS none)", "(name): not known: QUANTISATIONS none, known: MODEL QUANTIZATIONS BACKENDS PHASES "
      "SPACE HEADERS, or HEADERS KERNELS COMPOSITIONS LOGITS CUDA"),
     (f"{QWEN} SPACE)", "(name): SPACE has no value"),
