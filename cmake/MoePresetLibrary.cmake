@@ -11,19 +11,23 @@
 # cuda (default host). In the CUDA space the routing kernel and low_latency's dispatch and combine are compiled for the model's sizes, in
 # the library; all other kernels have run-time dimensions and are compiled once for all libraries of a project. All for sm_90a.
 
-set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_throughput)
-set(MOE_PRESET_PHASES prefill decode)
-set(MOE_PRESET_SPACES host cuda)
-# Names of the registry.
-set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group64
-    int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8 int4_group128_fp8 int4_group64_fp8 int4_group32_fp8)
-# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
-set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
+# _moe_preset_lists(): what the arguments may be, for the calling function: a project that has this one as a subdirectory calls
+# moe_add_model_library() in a folder where no variable of this file is set.
+macro(_moe_preset_lists)
+  set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_throughput)
+  set(MOE_PRESET_PHASES prefill decode)
+  set(MOE_PRESET_SPACES host cuda)
+  # Names of the registry.
+  set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group64
+      int4_group32 mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8 int4_group128_fp8 int4_group64_fp8 int4_group32_fp8)
+  # Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
+  set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
 
-# How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
-# asserts it.
-set(MOE_PRESET_fp8_block128 DeepSeek_V3 Kimi_K2 MiniMax_M2)
-set(MOE_PRESET_mxfp4_w4a16 DeepSeek_V4_Flash DeepSeek_V4_Pro GptOss_20B GptOss_120B Kimi_K3)
+  # How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
+  # asserts it.
+  set(MOE_PRESET_fp8_block128 DeepSeek_V3 Kimi_K2 MiniMax_M2)
+  set(MOE_PRESET_mxfp4_w4a16 DeepSeek_V4_Flash DeepSeek_V4_Pro GptOss_20B GptOss_120B Kimi_K3)
+endmacro()
 
 # _moe_preset_backend(type headers kernels space backend): what a program writes for a backend, the headers that declare its exchange, and
 # in the CUDA space the one that defines the exchange's templates.
@@ -275,6 +279,7 @@ function(_moe_preset_known what keyword known)
 endfunction()
 
 function(moe_add_preset_library name model space quantizations backends phases user_headers)
+  _moe_preset_lists()
   set(what "moe_add_model_library(${name} MODEL ${model})")
   if(NOT space)
     set(space host)

@@ -3,7 +3,7 @@
 """Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each
 is one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and
 every quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. docs/start.md names all of them. Targets
-of the library are stand-ins, so that nothing is searched for."""
+of the library are stand-ins, so that nothing is searched for, but in one project that has the library as a subdirectory."""
 import argparse
 import pathlib
 import re
@@ -79,11 +79,17 @@ foreach(module MoeCudaArchitectures MoeCInterface MoeConfigCheck MoePresetLibrar
 endforeach()
 {call}
 """
+SUBDIRECTORY = """cmake_minimum_required(VERSION 3.25)
+project(above LANGUAGES {languages})
+set(MOE_CUDA OFF)
+add_subdirectory({root} moe)
+{call}
+"""
 
 
-def configure(folder: str, call: str, arguments, languages: str) -> tuple[int, str]:
+def configure(folder: str, call: str, arguments, languages: str, project: str = PROJECT) -> tuple[int, str]:
     """The exit code and what CMake says, in one line."""
-    pathlib.Path(folder, "CMakeLists.txt").write_text(PROJECT.format(call=call, root=arguments.root, languages=languages))
+    pathlib.Path(folder, "CMakeLists.txt").write_text(project.format(call=call, root=arguments.root, languages=languages))
     done = subprocess.run([arguments.cmake, "-G", "Ninja", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_CXX_COMPILER={arguments.cxx}"],
                           capture_output=True, text=True, check=False)
     return done.returncode, re.sub(r"\s+", " ", done.stderr + done.stdout)
@@ -122,6 +128,15 @@ def check_phases(arguments) -> list[str]:
             if count != (3 if phase in phases else 0):
                 problems.append(f"PHASES {phases}: {count} times \"using {phase}\" in {header[:2000]}")
     return problems
+
+
+def check_subdirectory(arguments) -> list[str]:
+    """The same call in a project that has this one as a subdirectory: no variable and no found package of it is in the caller's scope."""
+    with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
+        call = f"{QWEN} BACKENDS no_expert_parallel low_latency)"
+        code, said = configure(folder, call, arguments, "CXX", SUBDIRECTORY)
+        header = pathlib.Path(folder, "build", "name", "include", "name.hpp")
+        return [] if code == 0 and header.exists() else [f"a project above: CMake ends with {code}: {said}"]
 
 
 def check_page(arguments) -> list[str]:
@@ -177,6 +192,7 @@ def main() -> int:
     arguments = parser.parse_args()
     problems = [problem for call, expected in REFUSED if (problem := check_refused(call, expected, arguments))]
     problems += check_phases(arguments)
+    problems += check_subdirectory(arguments)
     problems += check_page(arguments)
     problems += check_schemes(arguments)
     for problem in problems:
