@@ -26,6 +26,7 @@ if(MOE_HAS_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
 endif()
+set(_moe_given "${CMAKE_CUDA_FLAGS_RELWITHDEBINFO}")  # the presets' own: without CUDA, CMake would warn that nothing reads it
 message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, CUDA space ${MOE_HAS_CUDA}")
 
 include(MoeCudaArchitectures)  # moe_cuda_architectures
