@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import moe
+from moe import _transformers_version
 from moe._ffi import library
 from moe._tvm_version import BELOW, LEAST, check_version
 
@@ -111,3 +112,18 @@ def test_a_group_refuses_another_version_of_nccl(with_another):
     # The id is used after that, and refused before NCCL is asked.
     last, code = with_another(another, f"import moe\ntry: {group}\nexcept moe.UnsupportedError: {group}")
     assert code == 1 and "StateError: E_STATE: id: this process has used it for a group before" in last, last
+
+
+def test_what_transformers_models_need_is_named():
+    versions = {"torch": "2.10.0+cpu", "transformers": "5.17.0.dev0"}
+    _transformers_version.check(versions.get, versions.__getitem__)
+    for name, version in (("torch", "2.9.1"), ("transformers", "4.57.0"), ("transformers", "5.16.2")):
+        other = {**versions, name: version}
+        bound = ".".join(map(str, _transformers_version.LEAST[name]))
+        with pytest.raises(ImportError, match=f"^moe.transformers: {name} has version {re.escape(version)}, expected {bound} or later$"):
+            _transformers_version.check(other.get, other.__getitem__)
+    with pytest.raises(ImportError, match="^moe.transformers: transformers is not installed, expected version 5.17 or later$"):
+        _transformers_version.check({"torch": "2.15.0"}.get, {"torch": "2.15.0"}.__getitem__)
+    settings = (pathlib.Path(__file__).parents[2] / "python" / "pyproject.toml").read_text()
+    for name, least in _transformers_version.LEAST.items():
+        assert f'"{name}>={".".join(map(str, least))}"' in settings

@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._transformers_version import check as _check_versions
+
+_check_versions()
+
 import torch
 from torch import library as torch_library
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
