@@ -184,19 +184,27 @@ TEST(Rebalance, B4_SizesThatDoNotDivide) {
             rebalance(load, {.num_physical = 48, .num_groups = 1, .num_nodes = 1, .num_ranks = 6}));
 }
 
+// 2^24 and 2^24 + 1 are one float: without a statement to the contrary the larger load gets the spare slot.
+TEST(Rebalance, B3_LoadsAreComparedInDouble) {
+  Table<double> const load(Loads{{16777216, 16777217}});
+  Topology const topology{.num_physical = 3, .num_ranks = 1};
+  EXPECT_EQ(rebalance(load, topology).replica_count()(0, 1), 2);
+  EXPECT_EQ(rebalance(load, topology, Arithmetic::float32).replica_count()(0, 0), 2);
+}
+
 TEST(Rebalance, Errors) {
   auto const plan = [](std::vector<double> const& load, Topology const& topology) { rebalance(Table<double>(Loads{load}), topology); };
   Topology const good{.num_physical = 4, .num_ranks = 2};
   expect_error(ErrorCode::argument, "load of expert 1 in layer 0 must be finite and at least 0, is -1", [&] { plan({1, -1}, good); });
   expect_error(ErrorCode::argument, "load of expert 0", [&] { plan({std::numeric_limits<double>::quiet_NaN(), 1}, good); });
   expect_error(ErrorCode::argument, "load of expert 1", [&] { plan({1, std::numeric_limits<double>::infinity()}, good); });
+  auto const plan32 = [&](std::vector<double> const& load) { rebalance(Table<double>(Loads{load}), good, moe::eplb::Arithmetic::float32); };
   expect_error(ErrorCode::argument, "load of expert 1 in layer 0 must be at most 1.70141e+38 (float32, 2 experts), is 1e+308",
-               [&] { plan({1, 1e308}, good); });
+               [&] { plan32({1, 1e308}); });
   double const bound = double{std::numeric_limits<float>::max()} / 2;
-  plan({bound, bound}, good);
-  rebalance(Table<double>(Loads{{1, 8e307}}), good, moe::eplb::Arithmetic::float64);
-  expect_error(ErrorCode::argument, "(float64, 2 experts)",
-               [&] { rebalance(Table<double>(Loads{{1, 1e308}}), good, moe::eplb::Arithmetic::float64); });
+  plan32({bound, bound});
+  plan({1, 8e307}, good);
+  expect_error(ErrorCode::argument, "(float64, 2 experts)", [&] { plan({1, 1e308}, good); });
   expect_error(ErrorCode::argument, "P = 5 expert slots do not divide over the 2 ranks",
                [&] { plan({1, 1}, {.num_physical = 5, .num_ranks = 2}); });
   expect_error(ErrorCode::argument, "P = 2 expert slots are fewer than the 3 logical experts",

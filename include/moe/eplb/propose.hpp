@@ -100,7 +100,7 @@ inline void spread_replicas(LayerSlots& layer, std::span<double const> load, std
 
 /// How the next maps are derived.
 struct ProposeOptions {
-  Arithmetic arithmetic = Arithmetic::float32;
+  Arithmetic arithmetic = Arithmetic::float64;
   bool keep_slots = true;        ///< preserve_slots
   bool spread_replicas = false;  ///< no two replicas of one expert on a rank where an exchange avoids it
   double min_gain = 0.0;         ///< a layer keeps its map if its predicted balancedness would rise by less

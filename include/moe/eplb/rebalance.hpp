@@ -29,8 +29,8 @@ struct Topology {
 
 /// Precision in which loads are added, divided and compared. Both give the reference placements integer for integer.
 enum class Arithmetic : std::uint8_t {
-  float32,  ///< what the published algorithm uses, ties in rounding included: the default
-  float64,  ///< keeps loads above 2^24 apart
+  float32,  ///< what the published algorithm uses, ties in rounding included
+  float64,  ///< keeps loads above 2^24 apart: the default
 };
 
 constexpr std::string_view name(Arithmetic arithmetic) { return arithmetic == Arithmetic::float32 ? "float32" : "float64"; }
@@ -199,7 +199,7 @@ inline std::pair<Topology, Policy> effective_topology(Topology topology, int num
 /// independent. E_ARG: as effective_topology, or a load that is negative, not finite or above the largest value of `arithmetic` / E, so
 /// that no sum overflows (names layer and expert).
 /// Source: the published hierarchical load balancing for expert parallelism (stable sort, lower index first among equals).
-inline ExpertMaps rebalance(Table<double> const& load, Topology const& requested, Arithmetic arithmetic = Arithmetic::float32) {
+inline ExpertMaps rebalance(Table<double> const& load, Topology const& requested, Arithmetic arithmetic = Arithmetic::float64) {
   Topology const topology = effective_topology(requested, load.cols()).first;
   double const largest = arithmetic == Arithmetic::float32 ? double{std::numeric_limits<float>::max()} : std::numeric_limits<double>::max();
   double const bound = largest / load.cols();
