@@ -214,6 +214,7 @@ class HopperArrivals : public testing::TestWithParam<Scheme> {
     auto const poison = [&] {
       workspace.fill_bytes(0xFF);
       out.fill_bytes(0xFF);
+      check_cuda(cudaDeviceSynchronize(), "poison");  // stream_ does not wait for the default stream
     };
     delivery.reset(rows);
     delivery.deliver_before();
@@ -305,6 +306,7 @@ TEST_P(HopperArrivals, LateRowsOfBatchesGiveTheSameBits) {
       delivery.reset(places);
       workspace.fill_bytes(0xFF);
       out.fill_bytes(0xFF);
+      check_cuda(cudaDeviceSynchronize(), "poison");  // stream_ does not wait for the default stream
       if (!late) delivery.deliver_before();
       layer.forward_batched(problem.x.data(), device_counts.data(), kCapacity, expected, out.data(), workspace.data(), stream_, scales,
                             nullptr, late ? &arrivals : nullptr);

@@ -14,10 +14,12 @@
 #include "batched_exchange.hpp"
 #include "block_file.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.hpp"
+#include "moe/experts/hopper/packed_store.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
+#include "moe/experts/weights.hpp"
 #include "moe/models/device_block.hpp"
 #include "moe/models/fused_shared.hpp"
 #include "moe/quantization/schemes.hpp"
@@ -41,26 +43,40 @@ using W8A16 = experts::HopperW8A16;
 using W4A8 = experts::HopperW4A8;
 using W4A8Fp8Group32 = quantization::W4A8<quantization::Fp8Codec<>, 32>;
 
-/// Quantises the experts into a store. Quantised weights have their zero points in the middle: these get others, under which the same codes
-/// are other weights.
-template <class Store>
-void fill_store(Store& store, Weights const& w) {
-  std::int64_t const hidden = w.description.expert_hidden();
-  for (std::int64_t e = 0; e < store.num_local(); ++e) {
-    store.set_expert(e, w.w13.data() + e * w.w13_rows() * hidden, w.w2.data() + e * hidden * w.intermediate);
-  }
-  if constexpr (std::is_same_v<typename Store::Scale, quantization::ScaleZero>) {
+/// Quantised weights have their zero points in the middle: these get others, under which the same codes are other weights.
+template <class Config, class Quant, class Space>
+void change_zero_points(experts::WeightStore<Config, Quant, Space>& store) {
+  if constexpr (std::is_same_v<typename Quant::WeightScale, quantization::ScaleZero>) {
     store.visit_tensors([](std::string_view name, auto view) {
       if constexpr (std::is_same_v<typename decltype(view)::value_type, quantization::ScaleZero>) {
         ASSERT_TRUE(name.ends_with("_scale")) << name;
         std::vector<quantization::ScaleZero> scales(view.size());
         std::size_t const bytes = scales.size() * sizeof(quantization::ScaleZero);
-        Memory<typename Store::Space>::copy_to_host(scales.data(), view.data_handle(), bytes);
+        Memory<Space>::copy_to_host(scales.data(), view.data_handle(), bytes);
         for (std::size_t i = 0; i < scales.size(); ++i) scales[i].zero = static_cast<float>(5 + i * i % 7);  // 5, 6, 7 and 9
-        Memory<typename Store::Space>::copy_from_host(view.data_handle(), scales.data(), bytes);
+        Memory<Space>::copy_from_host(view.data_handle(), scales.data(), bytes);
       }
     });
   }
+}
+/// Quantises the experts into a store.
+template <class Config, class Quant, class Space>
+void fill_store(experts::WeightStore<Config, Quant, Space>& store, Weights const& w) {
+  std::int64_t const hidden = w.description.expert_hidden();
+  for (std::int64_t e = 0; e < store.num_local(); ++e) {
+    store.set_expert(e, w.w13.data() + e * w.w13_rows() * hidden, w.w2.data() + e * hidden * w.intermediate);
+  }
+  change_zero_points(store);
+}
+/// Into one of packed experts, which has no zero points that could be changed afterwards.
+template <class Storages, class Config, class Quant, class Space>
+void fill_store(experts::detail::PackedStore<Storages, Config, Quant, Space>& store, Weights const& w) {
+  experts::WeightStore<Config, Quant> codes(store.num_local(), w.description.expert_hidden(), w.intermediate,
+                                            w.w13_rows() == 2 * w.intermediate);
+  fill_store(codes, w);
+  auto const view = codes.view();
+  store.pack(0, store.num_local(),
+             {view.w13.codes.data_handle(), view.w2.codes.data_handle(), view.w13.scales.data_handle(), view.w2.scales.data_handle()});
 }
 /// For the constructor of a block.
 auto fill_from(Weights const& w) {
