@@ -26,9 +26,10 @@ struct OneGpu {
   static constexpr BackendOrder kDecode{"no_expert_parallel", "low_latency", "all_to_all_v", "high_throughput"};
   static constexpr BackendOrder kPrefill{"no_expert_parallel", "high_throughput", "all_to_all_v", "low_latency"};
 };
-/// A model that needs several. Decode: low_latency with hopper_masked; prefill: high_throughput with hopper_contiguous. "Flash" in fp8 on
-/// four H200 (docs/log/layers.md): 248 us with low_latency for 128 tokens a rank (all_to_all_v 306), 3368 us with high_throughput for 8192
-/// (all_to_all_v 3640). low_latency and high_throughput were not compared with each other at one number of tokens.
+/// A model that needs several. Decode: low_latency with hopper_masked; prefill: high_throughput with hopper_contiguous. "Flash" in fp8
+/// (docs/log/layers.md), on two H200, low_latency, high_throughput and all_to_all_v: 181, 198 and 223 us for 8 tokens a rank, 237, 239 and
+/// 286 for 128, 607, 511 and 581 for 1024; on four 248 us with low_latency for 128 (all_to_all_v 306), 3368 us with high_throughput for
+/// 8192 (all_to_all_v 3640).
 template <class Quant>
 struct SeveralGpus {
   using Quantization = Quant;
@@ -42,8 +43,9 @@ struct SeveralGpus {
 /// Times are of the experts of one layer on one GPU, with hopper_contiguous unless hopper_w4a16 is named. The tables that they are from:
 ///   (H100)                    docs/log/hopper.md, "Presets"; test headers.docs compares each time with it
 ///   with a ratio to a floor   docs/log/hopper.md, "bf16" and "fp8, 128×128 weight blocks" (one H200)
-///   hopper_w4a16              docs/log/w4.md, "Times, before 0.2.0", of DeepSeek-V4 "DeepSeek-V4" (one H200)
-///   a pair                    dispatch and combine of 128 tokens a rank: docs/log/exchange.md, "LowLatency, HighThroughput" (four H200)
+///   hopper_w4a16              docs/log/w4.md, "Times, before 0.2.0", of DeepSeek-V4 and Kimi-K3 "DeepSeek-V4, Kimi-K3" (one H200)
+///   a pair                    dispatch and combine of 128 tokens a rank: docs/log/exchange.md, "LowLatency, HighThroughput" (four H200
+///                             unless two are named)
 template <class Model>
 struct PresetChoice : SeveralGpus<quantization::None> {};
 
@@ -127,8 +129,8 @@ struct PresetChoice<DeepSeek_V4_Pro> : SeveralGpus<quantization::Mxfp4W4A16<>> {
 /// 1015 GB in fp8 blocks, as released. Experts 4057 us for 64 tokens, 14730 for 16384 (H100).
 template <>
 struct PresetChoice<Kimi_K2> : SeveralGpus<quantization::Fp8Block<>> {};
-/// 1447 GB, mxfp4 as released. No measured exchange has 16 choices a token: by "Flash", whose rows are nearly as wide. Experts by the shape
-/// of gpt-oss-120b.
+/// 1447 GB, mxfp4 as released. Experts 3149 us for 64 tokens, 40040 us for 16384 (hopper_w4a16), all on one GPU; exchange 45.4 us a pair
+/// on two H200 (3584, 16 of 896).
 template <>
 struct PresetChoice<Kimi_K3> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
 /// 672 GB in bf16. Experts 2368 us for 64 tokens, 10479 for 16384 (H100).
