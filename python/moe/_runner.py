@@ -58,6 +58,9 @@ class Group:
         group._handle = handle
         return group
 
+    def __reduce__(self) -> Any:
+        raise UnsupportedError("E_UNSUPPORTED: a moe.Group cannot be copied or pickled: every process makes its own")
+
     @staticmethod
     def nccl_id() -> bytes:
         """A new id of a group over NCCL, 128 bytes. One rank makes it and sends it to the others, e.g. by
@@ -436,6 +439,9 @@ class Runner:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError("E_UNSUPPORTED: a moe.Runner cannot be copied or pickled: make another from its arrays")
 
     def __repr__(self) -> str:
         if not self._handle:

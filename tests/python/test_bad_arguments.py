@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/python/test_bad_arguments.py: every bad argument is an exception of the package that names the argument; what must not be written
 # is not written.
+import copy
 import ctypes
 import inspect
+import pickle
 
 import moe
 import numpy as np
@@ -247,3 +249,13 @@ def test_settings_of_numpy_are_taken():
     layer = runner(router=settings, weight_on_input=np.bool_(True), log=np.bool_(False))
     assert np.all(ids == [7, 6]) and layer.forward(HIDDEN, np.zeros((4, 8), np.float32)).shape == HIDDEN.shape
     assert np.allclose(weights.sum(-1), 1, atol=1e-2)
+
+
+@pytest.mark.parametrize("what", ["copy", "deepcopy", "pickle"])
+def test_runners_and_groups_are_not_copied(what):
+    """A copy would close the original's handle."""
+    make = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}[what]
+    for original in (moe.Group(), runner()):
+        with pytest.raises(moe.UnsupportedError, match=f"^E_UNSUPPORTED: a moe.{type(original).__name__} cannot be copied or pickled"):
+            make(original)
+        original.close()
