@@ -62,7 +62,8 @@ SMALL = {**TINY, "hidden_size": 256, "intermediate_size": 128, "moe_intermediate
 SMALLER = {"full": {}, "tiny": TINY, "small": SMALL}
 # Of decode in a graph. gpt_oss: the layers of a full sliding window copy a number from the host in each step, which a capture refuses.
 GRAPH_PROMPT = {"qwen3": 256, "gpt_oss": 32, "gpt_oss_mxfp4": 32}
-MORE_TURNS = 10  # times the turns of --processor-time are taken at most where "moe" has not the least time
+MORE_TURNS = 3  # times the turns of --processor-time are taken at most
+QUIET_TURNS = 5  # turns after which the least times count as found
 WARM = 4  # steps before a measurement: first calls load kernels, choose algorithms and, under "moe", make the runners
 
 
@@ -315,19 +316,22 @@ def refused(arguments, point, name, error):
 
 
 def least_times(arguments, point, rows, calls, after=lambda name: None):
-    """The least processor time of a call of each implementation, in turns of one call each: other programs only add to it. More turns
-    follow while another one has less than "moe"."""
+    """The least processor time of a call of each implementation, in turns of one call each: other programs only add to it. Turns follow
+    until no least time has fallen by 1 % in QUIET_TURNS of them, whoever is first."""
     least = dict.fromkeys(calls, math.inf)
-    for turn in range(MORE_TURNS * arguments.processor_time):
+    turn = quiet = 0
+    while calls and turn < MORE_TURNS * arguments.processor_time and (turn < arguments.processor_time or quiet < QUIET_TURNS):
+        fell = False
         for name, call in calls.items():
             begin = time.process_time()
             call()
-            least[name] = min(least[name], time.process_time() - begin)
+            seconds = time.process_time() - begin
+            fell = fell or seconds < 0.99 * least[name]
+            least[name] = min(least[name], seconds)
             after(name)
-        if turn + 1 >= arguments.processor_time and least.get(transformers_table.OURS) == min(least.values()):
-            break
+        turn, quiet = turn + 1, 0 if fell else quiet + 1
     for name, seconds in least.items():
-        report(arguments, point, 0, name, rows, [seconds * 1e3], turns=turn + 1, clock="processor")
+        report(arguments, point, 0, name, rows, [seconds * 1e3], turns=turn, clock="processor")
 
 
 @torch.no_grad()

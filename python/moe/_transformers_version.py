@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib import metadata
 from typing import Callable
 
@@ -11,11 +12,11 @@ LEAST = {"torch": (2, 10), "transformers": (5, 17)}
 
 
 def check(find: Callable[[str], object] = importlib.util.find_spec, version_of: Callable[[str], str] = metadata.version) -> None:
-    """ImportError unless these are installed, in such a version; one that nothing states is let through."""
+    """ModuleNotFoundError unless these are installed, ImportError for another version; one that nothing states is let through."""
     for name, least in LEAST.items():
         bound = ".".join(map(str, least))
-        if find(name) is None:
-            raise ImportError(f"moe.transformers: {name} is not installed, expected version {bound} or later")
+        if name not in sys.modules and find(name) is None:
+            raise ModuleNotFoundError(f"moe.transformers: {name} is not installed, expected version {bound} or later", name=name)
         try:
             version = version_of(name)
         except metadata.PackageNotFoundError:

@@ -3,7 +3,7 @@
 """Configures small projects that call moe_add_model_library(), moe_add_hopper_kernels() and moe_add_config_check(). Wrong arguments: each
 is one error that names what is wrong, its value and the allowed values. Right ones: the generated header names what was asked for, and
 every quantisation is, in both spaces, a layer that satisfies the rules and the scheme of its name. docs/start.md names all of them. Targets
-of the library are stand-ins, so that nothing is searched for, but in one project that has the library as a subdirectory."""
+of the library are stand-ins, so that nothing is searched for, except in one project that has the library as a subdirectory."""
 import argparse
 import pathlib
 import re
@@ -90,7 +90,8 @@ add_subdirectory({root} moe)
 def configure(folder: str, call: str, arguments, languages: str, project: str = PROJECT) -> tuple[int, str]:
     """The exit code and what CMake says, in one line."""
     pathlib.Path(folder, "CMakeLists.txt").write_text(project.format(call=call, root=arguments.root, languages=languages))
-    done = subprocess.run([arguments.cmake, "-G", "Ninja", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_CXX_COMPILER={arguments.cxx}"],
+    done = subprocess.run([arguments.cmake, "-G", "Ninja", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_CXX_COMPILER={arguments.cxx}",
+                           *(f"-D{setting}" for setting in arguments.setting)],
                           capture_output=True, text=True, check=False)
     return done.returncode, re.sub(r"\s+", " ", done.stderr + done.stdout)
 
@@ -189,6 +190,7 @@ def main() -> int:
     parser.add_argument("--cxx", required=True)
     parser.add_argument("--flags", required=True, help="a file with the compiler's flags, one a line")
     parser.add_argument("--cuda", action="store_true", help="also the CUDA space")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE of CMake: where dependencies are")
     arguments = parser.parse_args()
     problems = [problem for call, expected in REFUSED if (problem := check_refused(call, expected, arguments))]
     problems += check_phases(arguments)

@@ -84,8 +84,9 @@ std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
     return "no error";
   } catch (TransportError const& e) {
     if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return text("another error: ", e.what());
-    bool const by_tp_rank = group == victim / grid.tp && e.peer() == victim % grid.tp;  // its own TP group names it so
-    if (e.peer() != victim && !by_tp_rank) return text("another rank named: ", e.what());
+    // Its own TP group names it by its rank there, as it names the rank that waited.
+    int const wanted = group == victim / grid.tp && e.rank() != world.rank() ? victim % grid.tp : victim;
+    if (e.peer() != wanted) return text("another rank named: ", e.what());
   }
   // Twice the deadline: the TP group's agreement that follows the error waits for the dead rank, too.
   if (std::chrono::steady_clock::now() - start > std::chrono::milliseconds(2 * kDeadline + 3000)) return "later than the deadline";

@@ -170,10 +170,11 @@ class HostWindow {
       visible_[static_cast<std::size_t>(r)] = start != 0 && detail::process_start(process(r)) == start;
     }
   }
-  /// True if the process of rank r is known to have ended.
+  /// True if the process of rank r is known to have ended; not where nothing can be read, because no descriptors are left, for example.
   bool ended(int r) const {
     return visible_[static_cast<std::size_t>(r)] &&
-           detail::process_start(process(r)) != *at<std::uint64_t>(r, HostWindowControl::start_time);
+           detail::process_start(process(r)) != *at<std::uint64_t>(r, HostWindowControl::start_time) &&
+           detail::process_start(process(rank())) != 0;
   }
 
   /// The first rank whose process is known to have ended, or -1.

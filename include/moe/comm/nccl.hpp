@@ -156,7 +156,7 @@ class Nccl {
   }
   /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's part of `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
-    if (peers_.one_node) {  // every pair has its own link: send directly instead of in a ring
+    if (peers_.one_node && Call(*this)[kDirect] != nullptr) {  // connected, each pair by its own link: send directly, not in a ring
       void* const own = static_cast<std::byte*>(out) + offsets[rank_];
       if (own != in && n > 0) Memory<Space>::copy_async(own, in, bytes(n), stream);
       Group group(*this);
@@ -339,7 +339,7 @@ class Nccl {
     if (result == ncclSuccess) return;
     if (failed()) refuse();  // another thread has ended the communicator
     std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(nullptr));
-    int const ended = peers_.ended(rank_, detail::lost_connection(result));
+    int const ended = detail::lost_connection(result) ? peers_.ended(rank_, true) : -1;
     begin_abort();
     if (result == ncclRemoteError || ended >= 0) fail(ErrorCode::peer, ended, message);
     throw Error(ErrorCode::cuda, message);

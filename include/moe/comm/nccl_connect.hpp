@@ -78,8 +78,9 @@ struct Peers {
   static Peers meet(int ranks, Gather const& gather) {
     struct Card {
       std::array<char, 64> host{};
-      ProcessMark process = ProcessMark::mine();
+      ProcessMark process{};
     } own;
+    own.process = ProcessMark::mine();
     gethostname(own.host.data(), own.host.size() - 1);
     std::vector<Card> cards(static_cast<std::size_t>(ranks));
     gather(&own, static_cast<std::int64_t>(sizeof own), cards.data());

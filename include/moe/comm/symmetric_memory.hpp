@@ -39,7 +39,7 @@ struct FailureRecord {
   std::int32_t peer;       ///< the rank that did not arrive, or whose word disagrees
   std::uint32_t round;     ///< the round that was waited for
   std::uint32_t observed;  ///< the value that the word had
-  std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused; E_TIMEOUT: 0 or kProcessEnded
+  std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused; else 0 or kProcessEnded
   std::uint32_t bound;     ///< E_CAPACITY: rows that fit
   /// All ranks have seen the same failure and have finished the round: the group stays usable once the record is cleared.
   std::uint32_t recoverable;

@@ -62,8 +62,8 @@ struct ExpertNormWeights {
   bool given() const { return scale.extent(0) > 0; }
 };
 
-/// Experts in the layout of one experts policy, packed before the layer is constructed (experts::PackedStore of
-/// experts/hopper/packed_store.hpp), in the layer's space. Codes and scales are then null pointers with their usual extents.
+/// Experts in the layout of one experts policy, packed before the layer is constructed (the store of
+/// experts::StoreFor, experts/hopper/packed_store.hpp), in the layer's space. Codes and scales are then null, with their usual extents.
 struct PackedExperts {
   char const* policy = nullptr;  ///< kName of the experts that read it; null: the weights are codes and scales
   std::uint8_t* bricks[2] = {};  ///< [L, …] of w13, of w2

@@ -80,7 +80,7 @@ inline float dot(float const* a, float const* b, std::int64_t n) {
   float lanes[kDotLanes] = {};
   std::int64_t i = 0;
   for (; i + kDotLanes <= n; i += kDotLanes) {
-#if defined(__GNUC__) && !defined(__clang__)  // at any level of optimisation
+#if defined(_OPENMP) && !defined(__clang__)  // vectors at any level of optimisation
 #pragma omp simd
 #endif
     for (std::int64_t j = 0; j < kDotLanes; ++j) lanes[j] += a[i + j] * b[i + j];

@@ -66,15 +66,20 @@ class PackedStore {
     pack(local, 1, {up.codes.data(), down.codes.data(), up.scales.data(), down.scales.data()});
   }
   /// Packs `count` experts from local expert `first` on, on the default stream, and waits for it. A layer may use the experts, but not run
-  /// meanwhile. E_UNSUPPORTED, with matrix, expert and position, for a code or scale that cannot be packed; experts of the call may have
-  /// been packed then.
+  /// meanwhile. E_ARG for a null pointer; E_UNSUPPORTED, with matrix, expert and position, for a code or scale that cannot be packed:
+  /// experts of the call may have been packed then, and those that were not whole are not set.
   void pack(std::int64_t first, std::int64_t count, Arrays const& from) {
     check_range(first, count);
     Counts const n = counts();
+    expect_source("w13", from.w13, n.w13);
+    expect_source("w2", from.w2, n.w2);
+    expect_source("scales of w13", from.w13_scales, n.w13_scales);
+    expect_source("scales of w2", from.w2_scales, n.w2_scales);
     hopper::W4Staging const plan = staging_plan();
     if (staging_.size() == 0) staging_ = Buffer<std::byte, Space>(plan.bytes);
     for (std::int64_t l = 0; l < count; l += plan.experts) {
       auto const experts = static_cast<int>(std::min(plan.experts, count - l));
+      std::fill_n(is_set_.begin() + first + l, experts, false);
       hopper::W4StagedMatrix m{.experts = experts, .first_expert = static_cast<int>(first + l)};
       m.group = Storage::group(w13_.cols);
       pack_matrix(m, plan, from.w13 + l * n.w13, from.w13_scales + l * n.w13_scales);

@@ -48,7 +48,7 @@ MOE_HD void decode_nibbles(Codec const& codec, std::uint8_t const* codes, Factor
       std::uint32_t word = 0;  // its lowest bits are the first code
       std::memcpy(&word, codes + i / 2, sizeof word);
       // g++ vectorises these eight at any level of optimisation with this pragma, and unrolls them at -O3 without.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#if defined(_OPENMP) && !defined(__clang__) && !defined(__CUDACC__)
 #pragma omp simd
 #endif
       for (int j = 0; j < 8; ++j) out[i + j] = code_value(codec, (word >> (4 * j)) & 15U, factor);
