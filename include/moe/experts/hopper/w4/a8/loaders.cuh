@@ -41,7 +41,13 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
 #pragma unroll
     for (int g = 0; g < kFetches; ++g) {
       int const row = unit.first_row + first_row + kStep * g;
-      long long const from = g < mine ? (first ? input_row(p.gather, p.align.sorted_rows[row].slot, p.align.per_token) : row) : 0;
+      long long from = row;
+      if (g >= mine) {
+        from = 0;
+      } else if (first) {
+        int const slot = p.align.sorted_rows[row].slot;
+        from = p.gather != nullptr ? p.gather[slot] : slot / p.align.topk;  // input_row() makes tiles of 80 rows spill
+      }
       source[g] = base + from * width;
       scale_source[g] = scales + from * scale_width;
     }
