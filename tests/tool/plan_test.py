@@ -91,7 +91,7 @@ def check_errors():
         refused(1, "cannot read", "--load", bad, "--ranks", 2)
         for contents, part in (
             ("[[1, -2]]", "load of expert 1 in layer 0 must be finite and at least 0, is -2"),
-            ("[[1, 2], [1, 1e308]]", "load of expert 1 in layer 1 must be at most 1.70141e+38 (float32, 2 experts), is 1e+308"),
+            ("[[1, 2], [1, 1e308]]", "load of expert 1 in layer 1 must be at most 8.98847e+307 (float64, 2 experts), is 1e+308"),
             ("[[1, 2], [3]]", "layer 1 has 1 entries, layer 0 has 2"),
             ('{"weight": [[1, "two"]]}', "layer 0, entry 1 must be a number"),
             ('{"weight": ', "is not valid JSON"),
