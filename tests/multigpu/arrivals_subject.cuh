@@ -36,11 +36,19 @@ struct Fused : Plain {
   static constexpr bool overlap_dispatch = true;
 };
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
-template <class Config, class Pair>
-using LayerOf = ModularKernel<Config, Router, typename Pair::Quant, typename Pair::Backend, typename Pair::Experts>;
+template <class Config, class P>
+using LayerOf = ModularKernel<Config, Router, typename P::Quant, typename P::Backend, typename P::Experts>;
 using None = quantization::None;
 using Fp8 = quantization::Fp8Block<>;
 constexpr int kLocal = 12, kIntermediate = 512, kTopK = 5, kMaxTokens = 700;
+
+/// A quantisation, a backend and experts.
+template <class Q, class B, class E>
+struct Pair {
+  using Quant = Q;
+  using Backend = B;
+  using Experts = E;
+};
 
 /// repeats: some tokens choose an expert twice.
 enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none, repeats };
@@ -56,12 +64,13 @@ struct Sizes {
   bool deduplicate = false;  ///< LowLatency
 };
 
-/// The two layers of this rank, over the same weights. Pair: a quantisation, a backend and experts.
-template <class Pair>
+/// The two layers of this rank, over the same weights. P: a Pair.
+template <class P>
 class Subject {
-  using Quant = typename Pair::Quant;
+  using Quant = typename P::Quant;
   template <class Config>
-  using Layer = LayerOf<Config, Pair>;
+  using Layer = LayerOf<Config, P>;
+  static_assert(Layer<Fused>::Exchange::kArrives && !Layer<Plain>::Exchange::kArrives);
 
  public:
   explicit Subject(Sizes const& sizes = {})
@@ -218,5 +227,19 @@ class Subject {
   int tokens_ = 0;
   double norm_ = 0;
 };
+
+/// Ends the group.
+template <class P>
+void name_a_rank_that_stays_away() {
+  Subject<P> s({.timeout_ms = 1500});
+  if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
+  ASSERT_EQ(s.round(1, Pattern::uniform, 100), "");
+  s.bring_all(2, Pattern::uniform, 100);
+  if (s.rank() < s.size() - 1) {
+    s.forward_fused();
+    EXPECT_NE(s.fused_error().find(text("rank ", s.size() - 1)), std::string::npos);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);  // the others tell the rank that stays away, in its window
+}
 
 }  // namespace moe_test::arrivals

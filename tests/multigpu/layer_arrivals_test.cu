@@ -14,16 +14,8 @@ namespace {
 
 using namespace moe_test::arrivals;
 
-template <class Q>
-struct Pair {
-  using Quant = Q;
-  using Backend = backends::HighThroughput<Window>;
-  using Experts = experts::HopperContiguous;
-};
-using InBf16 = Pair<None>;
-using InFp8 = Pair<Fp8>;
-static_assert(LayerOf<Fused, InBf16>::Exchange::kArrives && !LayerOf<Plain, InBf16>::Exchange::kArrives);
-static_assert(LayerOf<Fused, InFp8>::Exchange::kArrives && !LayerOf<Plain, InFp8>::Exchange::kArrives);
+using InBf16 = Pair<None, backends::HighThroughput<Window>, experts::HopperContiguous>;
+using InFp8 = Pair<Fp8, backends::HighThroughput<Window>, experts::HopperContiguous>;
 
 template <class P>
 struct LayerArrivals : testing::Test {};
@@ -109,19 +101,6 @@ TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) {
     ASSERT_EQ(s.difference(), "");
     ASSERT_EQ(s.fused_error(), "");
   }
-}
-
-template <class P>
-void name_a_rank_that_stays_away() {
-  Subject<P> s({.timeout_ms = 1500});
-  if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
-  ASSERT_EQ(s.round(1, Pattern::uniform, 100), "");
-  s.bring_all(2, Pattern::uniform, 100);
-  if (s.rank() < s.size() - 1) {
-    s.forward_fused();
-    EXPECT_NE(s.fused_error().find(text("rank ", s.size() - 1)), std::string::npos);
-  }
-  MPI_Barrier(MPI_COMM_WORLD);  // the others tell the rank that stays away, in its window
 }
 
 /// Last: they end their groups.
