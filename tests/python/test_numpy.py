@@ -3,7 +3,6 @@
 import builtins
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -330,49 +329,6 @@ def test_exceptions_are_what_they_say():
     for error in (moe.ConfigError, moe.ArgumentError, moe.CapacityError):
         assert issubclass(error, ValueError)
     assert issubclass(moe.StateError, RuntimeError)
-
-
-#: What `[int(digit) for digit in "0123456789"]` takes where a call takes what test_host_time_of_a_call says.
-REFERENCE_US = 1.32
-
-
-def least_us(call, bound):
-    """The processor time of a call: the least mean of 100 calls. A busy machine makes most rounds longer, so the rounds end with the first
-    below the bound, or after three seconds. In some minutes a machine of many users is half as fast: then the time is the one at the speed
-    at which Python reads ten digits in REFERENCE_US."""
-
-    def round_us(function):
-        begin = time.process_time()
-        for _ in range(100):
-            function()
-        return (time.process_time() - begin) / 100 * 1e6
-
-    calls, references, end = [], [], time.monotonic() + 3
-    while True:
-        calls += [round_us(call) for _ in range(30)]
-        if min(calls) < bound:
-            return min(calls)
-        references += [round_us(lambda: [int(digit) for digit in "0123456789"]) for _ in range(30)]
-        time_at_speed = min(calls) / max(1, min(references) / REFERENCE_US)
-        if time_at_speed < bound or time.monotonic() > end:
-            return time_at_speed
-
-
-def test_host_time_of_a_call():
-    """No rows: the way from Python into the library and back, 2.3 us by a runner, 4.4 us by moe.experts, 4.6 us with a new output. The
-    bound is 6 us in all, the C++ call (0.6 us) included. Without what it keeps of the last call, moe.experts takes 14 us and more."""
-    layer = Layer(rows=0)
-    runner = moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=16)
-    output = np.empty_like(layer.hidden)
-    routed = (layer.hidden, layer.ids, layer.weights)
-    calls = {
-        "Runner.forward_routed": lambda: runner.forward_routed(*routed, output),
-        "moe.experts into an output": lambda: moe.experts(*routed, layer.w13, layer.w2, output=output),
-        "moe.experts": lambda: moe.experts(*routed, layer.w13, layer.w2),
-    }
-    times = {name: least_us(call, 6) for name, call in calls.items()}
-    print("host time of a call without rows:", ", ".join(f"{name} {us:.2f} us" for name, us in times.items()))
-    assert max(times.values()) < 6, times
 
 
 def test_two_runners_in_two_threads():

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/python/test_torch.py: the package with torch tensors: caching, gradients, torch.compile, host time of a call. On the host, or on a
+# tests/python/test_torch.py: the package with torch tensors: caching, gradients, torch.compile. On the host, or on a
 # GPU where libmoe has no experts for the host.
 import gc
-import statistics
-import time
 
 import numpy as np
 import pytest
@@ -202,31 +200,6 @@ def test_operators_pass_the_checks_of_torch():
     gc.collect()
     with pytest.raises(moe.StateError, match="closed"):
         torch.ops.moe.forward_routed(hidden, ids, weights, key)
-
-
-def median_us(call, rounds=30, calls=200):
-    """The least of several medians: other programs use this machine too."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - begin) / calls * 1e6)
-    return min(statistics.median(times[i : i + 10]) for i in range(0, rounds, 10))
-
-
-def test_host_time_of_a_call():
-    """No rows: what remains is the way from Python into the library and back. The bound is 6 us in all, the C call included."""
-    hidden, ids, weights, w13, w2 = tensors(Layer(rows=0))
-    runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
-    output = torch.empty_like(hidden)
-    with torch.no_grad():
-        into = median_us(lambda: runner.forward_routed(hidden, ids, weights, output))
-        fresh = median_us(lambda: runner.forward_routed(hidden, ids, weights))
-        cached = median_us(lambda: moe.experts(hidden, ids, weights, w13, w2))
-    print(f"host time of a call without rows: {into:.2f} us into an output, {fresh:.2f} us with a new one, {cached:.2f} us by moe.experts")
-    if DEVICE == "cpu":  # on a GPU calls of CUDA are part of it
-        assert into < 6 and fresh < 6 and cached < 6, (into, fresh, cached)
 
 
 def test_the_same_call_again_and_what_ends_it():
