@@ -15,8 +15,22 @@
 #                         [HEADERS <header>...])
 #
 # the same for a model by its name: moe::models::Qwen3_30B_A3B, or a struct of the project in HEADERS. cmake/MoePresetLibrary.cmake.
+
+# _moe_refuse_twice(what keyword values...): an error for a value that is given more than once.
+function(_moe_refuse_twice what keyword)
+  set(seen)
+  foreach(value IN LISTS ARGN)
+    if(value IN_LIST seen)
+      list(JOIN ARGN " " given)
+      message(FATAL_ERROR "${what}: ${keyword} ${given}: ${value} is given twice, expected each value once")
+    endif()
+    list(APPEND seen "${value}")
+  endforeach()
+endfunction()
+
 function(moe_add_model_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "MODEL;SPACE" "HEADERS;KERNELS;COMPOSITIONS;LOGITS;QUANTIZATIONS;BACKENDS;PHASES")
+  # MODEL and SPACE are parsed as lists, so that a second value is seen.
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "MODEL;SPACE;HEADERS;KERNELS;COMPOSITIONS;LOGITS;QUANTIZATIONS;BACKENDS;PHASES")
   if(NOT name MATCHES "^[A-Za-z_][A-Za-z0-9_]*$")
     message(FATAL_ERROR "moe_add_model_library: the name is \"${name}\", expected an identifier of C++: letters, digits \
 and _, first no digit")
@@ -33,6 +47,11 @@ and _, first no digit")
   foreach(keyword IN ITEMS MODEL SPACE)
     if(keyword IN_LIST arg_KEYWORDS_MISSING_VALUES)
       message(FATAL_ERROR "moe_add_model_library(${name}): ${keyword} has no value")
+    endif()
+    list(LENGTH arg_${keyword} values)
+    if(values GREATER 1)
+      list(JOIN arg_${keyword} " " given)
+      message(FATAL_ERROR "moe_add_model_library(${name}): ${keyword} ${given}: ${values} values, expected 1")
     endif()
   endforeach()
   # The keywords of one form are errors in the other.
@@ -58,6 +77,9 @@ and _, first no digit")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
     message(FATAL_ERROR "moe_add_model_library(${name}): MODEL, or HEADERS and COMPOSITIONS, are required")
   endif()
+  foreach(keyword IN ITEMS COMPOSITIONS LOGITS)
+    _moe_refuse_twice("moe_add_model_library(${name})" ${keyword} ${arg_${keyword}})
+  endforeach()
   if(arg_CUDA)
     moe_expect_cuda_language("moe_add_model_library(${name} CUDA)")
   endif()

@@ -43,6 +43,15 @@ REFUSED = [
     ("moe_add_model_library(name QUANTISATIONS none)", "(name): not known: QUANTISATIONS none, known: MODEL QUANTIZATIONS BACKENDS PHASES "
      "SPACE HEADERS, or HEADERS KERNELS COMPOSITIONS LOGITS CUDA"),
     (f"{QWEN} SPACE)", "(name): SPACE has no value"),
+    (f"{QWEN} SPACE host cuda)", "(name): SPACE host cuda: 2 values, expected 1"),
+    (f"{QWEN} SPACE host SPACE host)", "(name): SPACE host host: 2 values, expected 1"),
+    (f"{QWEN} MODEL moe::models::Dbrx)", "(name): MODEL moe::models::Qwen3_30B_A3B moe::models::Dbrx: 2 values, expected 1"),
+    (f"{QWEN} QUANTIZATIONS none none)", "QUANTIZATIONS none none: none is given twice, expected each value once"),
+    (f"{QWEN} BACKENDS low_latency no_expert_parallel BACKENDS low_latency)",
+     "BACKENDS low_latency no_expert_parallel low_latency: low_latency is given twice, expected each value once"),
+    (f"{QWEN} PHASES decode prefill decode)", "PHASES decode prefill decode: decode is given twice, expected each value once"),
+    (f'{EXPLICIT} "C, R, Q, B, E")', "(name): COMPOSITIONS C, R, Q, B, E C, R, Q, B, E: C, R, Q, B, E is given twice, expected each"),
+    (f"{EXPLICIT} LOGITS float float)", "(name): LOGITS float float: float is given twice, expected each value once"),
     ("moe_add_model_library(name MODEL moe::models::Qwen3_30B)", "MODEL moe::models::Qwen3_30B is not known, known: "
      "moe::models::Mixtral_8x7B .* moe::models::Qwen3_30B_A3B .* moe::models::Jamba1_5_Large; a struct of your own needs HEADERS that"),
     ("moe_add_model_library(name MODEL Qwen3_30B_A3B)", "MODEL Qwen3_30B_A3B is not known, known: moe::models::Mixtral_8x7B"),
@@ -119,7 +128,7 @@ def check_phases(arguments) -> list[str]:
     """Phases decide over names; what is compiled is the same."""
     problems = []
     both = generated(f"{QWEN} BACKENDS no_expert_parallel low_latency)", arguments)
-    decode = generated(f"{QWEN} BACKENDS low_latency no_expert_parallel low_latency PHASES decode)", arguments)
+    decode = generated(f"{QWEN} BACKENDS low_latency no_expert_parallel PHASES decode)", arguments)
     sources = ["name_low_latency_none.cpp", "name_no_expert_parallel_none.cpp"]
     for (header, found), phases in ((both, ["prefill", "decode"]), (decode, ["decode"])):
         if found != sources:
