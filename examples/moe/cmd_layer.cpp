@@ -120,7 +120,12 @@ std::string dual_batch_choice(Job const& job) {
   if (!moe::registry::backend_facts(o.backend).asynchronous) {
     return moe::text("auto: batches are never split: ", o.backend, " cannot send and wait apart");
   }
-  return moe::text("auto: ", dual_batch_threshold(o));
+  moe::runner::dual_batch::Threshold const threshold = dual_batch_threshold(o);
+  if (!threshold.never() && !job.needs_second_exchange()) {
+    return moe::text("auto: batches are never split: that takes ", threshold.min_rows, " rows on every rank, and the most of any rank is ",
+                     job.layer_rows());
+  }
+  return moe::text("auto: ", threshold);
 }
 
 }  // namespace

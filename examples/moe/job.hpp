@@ -92,6 +92,10 @@ struct Job {
   std::int64_t most_rows() const { return std::max(std::int64_t{1}, (max_rows + moe.sp_size - 1) / moe.sp_size); }
   /// The same in one pass.
   std::int64_t layer_rows() const { return options.chunk > 0 ? std::min(options.chunk, most_rows()) : most_rows(); }
+  /// Whether a pass may run in two halves, which takes a second exchange. Where no rank reaches the threshold, "auto" means off.
+  bool needs_second_exchange() const {
+    return options.dual_batch == "on" || (options.dual_batch == "auto" && layer_rows() >= dual_batch_threshold(options).min_rows);
+  }
   /// The ranks that the layer connects, of a backend that connects any.
   moe::comm::Mpi& layer_group() const { return moe::runner::layer_group(moe) == moe::runner::LayerGroup::tokens ? *tokens_group : *comm; }
   /// How the columns of the shared experts are split.

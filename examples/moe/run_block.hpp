@@ -170,18 +170,13 @@ class Ranges {
 #endif
 };
 
-/// Whether a runner needs the exchange of a second half. Where no rank reaches the threshold, "auto" means off.
-inline bool needs_second_exchange(JobOptions const& o, std::int64_t layer_rows) {
-  return o.dual_batch == "on" || (o.dual_batch == "auto" && layer_rows >= dual_batch_threshold(o).min_rows);
-}
-
 /// The same options of a block in either space, and the tables that they point to.
 template <class Space, class Options>
 void set_options(Job const& job, Options& options, std::optional<moe::eplb::MapTables<Space>>& tables) {
   options.shared = job.sharding();
   options.overlap_shared = job.options.shared_overlap != "off";
   if constexpr (requires { options.dual_batch.second_exchange; }) {
-    options.dual_batch.second_exchange = needs_second_exchange(job.options, job.layer_rows());
+    options.dual_batch.second_exchange = job.needs_second_exchange();
   }
   if (!job.maps) return;
   tables.emplace(*job.maps);

@@ -10,6 +10,8 @@ from tool import DATA, block_refusals, in_parallel, moe, read, report_runs, run_
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
 BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
 LEAST_ROWS = 1024  # of every rank, from which auto splits
+SPLIT = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows"
+NEVER = f"auto: batches are never split: that takes {LEAST_ROWS} rows on every rank, and the most of any rank is"
 
 
 def cases(files):
@@ -45,30 +47,50 @@ def check(folder, name, file, ranks, options):
     off, auto, on = (reports[mode] for mode in ("off", "auto", "on"))
     if off["passes_in_halves"] != 0 or on["passes_in_halves"] != on["passes"] or on["passes"] != off["passes"]:
         return f"{on['passes_in_halves']} of {on['passes']} passes in halves, without halves {off['passes_in_halves']} of {off['passes']}"
-    rows = min(on["tokens_per_rank"]) // (on["grid"]["tp"] if on["grid"]["sequence_parallel"] else 1)
+    parts = on["grid"]["tp"] if on["grid"]["sequence_parallel"] else 1
+    rows, most = min(on["tokens_per_rank"]) // parts, max(1, -(-max(on["tokens_per_rank"]) // parts))
+    most = min(most, int(options[options.index("--chunk") + 1])) if "--chunk" in options else most
     if auto["passes_in_halves"] != (auto["passes"] if rows >= LEAST_ROWS and "--chunk" not in options else 0):
         return f"auto: {auto['passes_in_halves']} passes in halves with {rows} rows"
     said = [off["dual_batch"], on["dual_batch"], auto["dual_batch"].split(": from there")[0]]
-    if said != ["off", "on: every batch is split", f"auto: batches are split where every rank has at least {LEAST_ROWS} rows"]:
+    if said != ["off", "on: every batch is split", SPLIT if most >= LEAST_ROWS else f"{NEVER} {most}"]:
         return f"the reports give the reasons {said}"
     return None
 
 
+def long_block(folder, file):
+    """The block file with its rows again and again, so that each of two ranks has LEAST_ROWS."""
+    tensors, metadata = read(file)
+    rows = tensors["hidden"][1][0]
+    copies = -(-2 * LEAST_ROWS // rows)
+    for name in ("hidden", "expected"):
+        dtype, (_, width), data = tensors[name]
+        tensors[name] = dtype, [copies * rows, width], copies * data
+    write(folder / "long.safetensors", tensors, metadata)
+    return folder / "long.safetensors"
+
+
 def reasons(folder, file):
     """Problems of what the report as text and the log say of the choice."""
-    never = "auto: batches are never split: allgather_reduce_scatter cannot send and wait apart"
-    split = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows: from there"
+    no_halves = "auto: batches are never split: allgather_reduce_scatter cannot send and wait apart"
     always = "on: every batch is split"
-    for mode, backend, words in (("auto", "allgather_reduce_scatter", never), ("auto", "all_to_all_v", split),
-                                 ("on", "all_to_all_v", always), ("", "all_to_all_v", always), ("off", "all_to_all_v", "off")):
+    short = f"{NEVER} {-(-read(file)[0]['hidden'][1][0] // 2)}"
+    for mode, backend, words, rows in (
+        ("auto", "allgather_reduce_scatter", no_halves, file), ("auto", "all_to_all_v", short, file),
+        ("auto", "all_to_all_v", f"{SPLIT}: from there", long_block(folder, file)), ("on", "all_to_all_v", always, file),
+        ("", "all_to_all_v", always, file), ("off", "all_to_all_v", "off", file)):
         # Without a mode: before an option here, before the file below, which is not one.
         run = moe("block", "--dual-batch", *mode.split(), "--log", "info", "--output", folder / f"{mode}_{backend}.safetensors",
-                  "--backend", backend, "--experts", "reference", file, ranks=2)
+                  "--backend", backend, "--experts", "reference", rows, ranks=2)
         lines = [line for line in run.stdout.splitlines() if line.startswith("dual batch ")]
         if run.returncode or f"--dual-batch {words}" not in run.stderr or lines[1:] or (mode == "off") != (not lines):
             yield f"--dual-batch {mode} over {backend}: {run}"
         if lines and f" passes in two halves; {words}" not in lines[0]:
             yield f"--dual-batch {mode} over {backend}: {lines}"
+        # The block's own line, where it can be split, says the same.
+        said = {"never split" in line for line in run.stderr.splitlines() if "batches are" in line}
+        if len(said) > 1 and mode != "off":
+            yield f"--dual-batch {mode} over {backend}: the log says that batches are split and that they are not: {run.stderr}"
     run = moe("block", "--output", folder / "bare.safetensors", "--backend", "all_to_all_v", "--log", "info", "--dual-batch", file, ranks=2)
     if run.returncode or f"--dual-batch {always}" not in run.stderr:
         yield f"--dual-batch without a mode before the file: {run}"
