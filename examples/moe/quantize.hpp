@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,6 +57,11 @@ std::vector<std::string> checkpoint_schemes();
 /// `count` matrices [rows, cols], one after the other. E_ARG for an unknown scheme, E_CONFIG for a shape that it cannot take.
 QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<moe::quantization::MxRule> rule, std::vector<float> const& w,
                                   std::int64_t count, std::int64_t rows, std::int64_t cols);
+
+/// The global scale of nvfp4 that fits all of these values.
+float nvfp4_global_scale(std::initializer_list<std::vector<float>> parts);
+/// The codes and block scales (`packed`, `block_scale`) of one matrix [rows, cols] under a global scale; cols is a multiple of 16.
+QuantizedTensor quantize_nvfp4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, float global_scale);
 
 /// E_ARG naming `where`, the index in `shape` and the value, unless all elements are finite: no scheme can hold them.
 void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const& shape, std::string const& where);

@@ -12,6 +12,7 @@
 #include <charconv>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -206,8 +207,8 @@ class FusedLayer {
       if (gated) matrix(mixtral_names ? "w1" : "gate_proj", i, h, rows(0));
       auto const read = matrix(mixtral_names ? "w3" : "up_proj", i, h, rows(gated ? i : 0));
       if (!gated) continue;
-      out.back().other_half = [read, gate = rows(0)] { return read(gate); };
-      out[out.size() - 2].other_half = [read, up = rows(i)] { return read(up); };
+      out.back().global_scale = out[out.size() - 2].global_scale =
+          once([read, gate = rows(0), up = rows(i)] { return nvfp4_global_scale({read(gate), read(up)}); });
     }
     return out;
   }
@@ -263,17 +264,19 @@ class Conversion {
   /// The tensors that replace t; empty if t stays unchanged.
   std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
     if (auto const name = expert_name(t)) {
-      SourceMatrix matrix{base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
-                            auto values = file.read<float>(t);
-                            require_finite(values, t.shape, file.where(t));
-                            return values;
-                          }};
+      auto const read = [](SafetensorsFile const& of, TensorInfo const& tensor) {
+        auto values = of.read<float>(tensor);
+        require_finite(values, tensor.shape, of.where(tensor));
+        return values;
+      };
+      SourceMatrix matrix{base_of(t.name), t.shape[0], t.shape[1], [=, &file, &t] { return read(file, t); }};
       if (auto const other = other_half(t, *name)) {
-        matrix.other_half = [other] {
-          auto values = other->file->read<float>(*other->info);
-          require_finite(values, other->shape(), other->where());
-          return values;
-        };
+        // Whichever of the two names comes first is that of both.
+        auto& global = globals_[std::min(t.name, other->info->name)];
+        if (!global) {
+          global = once([=, &file, &t] { return nvfp4_global_scale({read(file, t), read(*other->file, *other->info)}); });
+        }
+        matrix.global_scale = global;
       }
       return quantized_linear(scheme_, matrix);
     }
@@ -391,6 +394,7 @@ class Conversion {
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::int64_t, std::unique_ptr<FusedLayer>> layers_;
   std::map<std::string, std::pair<FusedName const*, Kind>> fused_;
+  std::map<std::string, std::function<float()>> globals_;  // nvfp4: of a gate and its up
   std::int64_t expert_weights_ = 0;
   struct Projection {
     TensorInfo const* first = nullptr;

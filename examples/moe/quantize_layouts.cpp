@@ -9,7 +9,10 @@
 #include "examples/moe/quantize_layouts.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -38,27 +41,51 @@ std::vector<std::byte> bytes_of(std::vector<T> const& v) {
   return out;
 }
 
+using Bytes = std::vector<std::byte>;
+
+/// Functions for the tensors that one computation makes. The first call makes all; what the others return is kept until their call. A file
+/// has tensors of one width in the order of their names, so those of a module follow each other.
+template <std::size_t N>
+std::array<std::function<Bytes()>, N> together(std::function<std::array<Bytes, N>()> const& make) {
+  auto const kept = std::make_shared<std::array<std::optional<Bytes>, N>>();
+  std::array<std::function<Bytes()>, N> out;
+  for (std::size_t i = 0; i < N; ++i) {
+    out[i] = [make, kept, i] {
+      if (!(*kept)[i]) {
+        std::array<Bytes, N> all = make();
+        std::move(all.begin(), all.end(), kept->begin());
+      }
+      return *std::exchange((*kept)[i], std::nullopt);
+    };
+  }
+  return out;
+}
+
+/// One word of a column holds the zero points of eight rows.
+std::vector<std::uint32_t> zero_point_words(moe::quantization::IntWeight const& w) {
+  std::int64_t const groups = w.cols / w.group;
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(w.rows / 8 * groups));
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    for (std::int64_t g = 0; g < groups; ++g) {
+      words[static_cast<std::size_t>(n / 8 * groups + g)] |= static_cast<std::uint32_t>(w.zero(n, g)) << n % 8 * 4;
+    }
+  }
+  return words;
+}
+
 std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group, bool zero_points) {
   std::int64_t const rows = s.rows, cols = s.cols;
-  auto const quantized = [=] { return quantize_int4(s.read(), rows, cols, group, zero_points); };
+  auto const parts = together<3>([=] {
+    moe::quantization::IntWeight const w = quantize_int4(s.read(), rows, cols, group, zero_points);
+    return std::array{bytes_of(moe::quantization::pack_words(w)), bytes_of(w.scales),
+                      zero_points ? bytes_of(zero_point_words(w)) : Bytes()};
+  });
   std::vector<NewTensor> out{
       // the original [N, K]; the packed shape does not determine it
       {s.base + ".weight_shape", FileDType::i64, {2}, [=] { return bytes_of(std::vector<std::int64_t>{rows, cols}); }},
-      {s.base + ".weight_packed", FileDType::i32, {rows, cols / 8}, [=] { return bytes_of(moe::quantization::pack_words(quantized())); }},
-      {s.base + ".weight_scale", FileDType::f32, {rows, cols / group}, [=] { return bytes_of(quantized().scales); }}};
-  if (zero_points) {  // packed along N
-    out.push_back({s.base + ".weight_zero_point", FileDType::i32, {rows / 8, cols / group}, [=] {
-                     moe::quantization::IntWeight const w = quantized();
-                     std::vector<std::uint32_t> words(static_cast<std::size_t>(rows / 8 * (cols / group)));
-                     for (std::int64_t n = 0; n < rows; ++n) {
-                       for (std::int64_t g = 0; g < cols / group; ++g) {
-                         words[static_cast<std::size_t>(n / 8 * (cols / group) + g)] |= static_cast<std::uint32_t>(w.zero(n, g))
-                                                                                        << n % 8 * 4;
-                       }
-                     }
-                     return bytes_of(words);
-                   }});
-  }
+      {s.base + ".weight_packed", FileDType::i32, {rows, cols / 8}, parts[0]},
+      {s.base + ".weight_scale", FileDType::f32, {rows, cols / group}, parts[1]}};
+  if (zero_points) out.push_back({s.base + ".weight_zero_point", FileDType::i32, {rows / 8, cols / group}, parts[2]});
   return out;
 }
 bool is_mxfp4(std::string const& scheme) { return scheme.starts_with("mxfp4"); }
@@ -118,21 +145,12 @@ void fit_scheme(CheckpointScheme& scheme, std::int64_t rows, std::int64_t cols, 
   if (int4) scheme.int4_group = std::min(scheme.int4_group, moe::quantization::effective_group(cols, int4->group));
 }
 
-namespace {
-
-/// nvfp4 of a matrix under the global scale of both halves of w13: kernels multiply them as one matrix.
-QuantizedTensor quantize_half(std::string const& scheme, SourceMatrix const& s) {
-  std::vector<float> w = s.read();
-  if (!s.other_half) return quantize_matrices(scheme, {}, w, 1, s.rows, s.cols);
-  std::vector<float> const other = s.other_half();
-  w.insert(w.end(), other.begin(), other.end());
-  QuantizedTensor both = quantize_matrices(scheme, {}, w, 1, static_cast<std::int64_t>(w.size()) / s.cols, s.cols);
-  both.packed.resize(static_cast<std::size_t>(s.rows * s.cols / 2));
-  both.block_scale.resize(static_cast<std::size_t>(s.rows * s.cols / 16));
-  return both;
+std::function<float()> once(std::function<float()> f) {
+  return [f = std::move(f), value = std::make_shared<std::optional<float>>()] {
+    if (!*value) *value = f();
+    return **value;
+  };
 }
-
-}  // namespace
 
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& s) {
   if (auto const int4 = int4_form(scheme.name)) return packed_int4(s, scheme.int4_group, int4->zero_points);
@@ -141,21 +159,31 @@ std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMa
     return quantize_matrices(name, rule, s.read(), 1, s.rows, s.cols);
   };
   if (is_mxfp4(scheme.name)) {
-    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
-            {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
+    auto const parts = together<2>([=] {
+      QuantizedTensor const t = quantized();
+      return std::array{bytes_of(t.packed), bytes_of(t.scale_byte)};
+    });
+    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, parts[0]},
+            {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, parts[1]}};
   }
   if (is_mxfp8(scheme.name)) {
-    return {{s.base + ".weight", FileDType::f8_e4m3, {rows, cols}, [=] { return bytes_of(quantized().q); }},
-            {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
+    auto const parts = together<2>([=] {
+      QuantizedTensor const t = quantized();
+      return std::array{bytes_of(t.q), bytes_of(t.scale_byte)};
+    });
+    return {{s.base + ".weight", FileDType::f8_e4m3, {rows, cols}, parts[0]},
+            {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, parts[1]}};
   }
   if (is_nvfp4(scheme.name)) {
-    auto const half = [name = scheme.name, s] { return quantize_half(name, s); };
-    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(half().packed); }},
-            {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, [=] { return bytes_of(half().block_scale); }},
+    auto const global = s.global_scale ? s.global_scale : once([s] { return nvfp4_global_scale({s.read()}); });
+    auto const parts = together<2>([=] {
+      QuantizedTensor const t = quantize_nvfp4(s.read(), rows, cols, global());
+      return std::array{bytes_of(t.packed), bytes_of(t.block_scale)};
+    });
+    return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, parts[0]},
+            {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, parts[1]},
             // compressed-tensors stores the divisor
-            {s.base + ".weight_global_scale", FileDType::f32, {1}, [=] {
-               return bytes_of(std::vector<float>{1.0F / half().global_scale.at(0)});
-             }}};
+            {s.base + ".weight_global_scale", FileDType::f32, {1}, [=] { return bytes_of(std::vector<float>{1.0F / global()}); }}};
   }
   char const* const suffix = scheme.name == "fp8_block128" ? ".weight_scale_inv" : ".weight_scale";
   return {{s.base + ".weight", code_dtype(scheme.name), {rows, cols}, [=] { return bytes_of(quantized().q); }},
@@ -179,23 +207,20 @@ std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceSta
 
 std::vector<NewTensor> mxfp4_blocks(CheckpointScheme const& scheme, SourceStack const& s) {
   std::int64_t const in = s.rows, out_rows = s.cols;
-  auto const each = [=, rule = scheme.mx_rule](auto part) {
-    std::vector<std::byte> out;
+  auto const parts = together<2>([=, rule = scheme.mx_rule] {
+    std::array<Bytes, 2> out;
     for (std::int64_t e = 0; e < s.count; ++e) {
       std::vector<float> const stored = s.read(e);
       std::vector<float> turned(stored.size());
       moe::io::detail::transpose(stored.data(), in, out_rows, turned.data());
-      append_bytes(out, part(quantize_matrices("mxfp4", rule, turned, 1, out_rows, in)));
+      QuantizedTensor const t = quantize_matrices("mxfp4", rule, turned, 1, out_rows, in);
+      append_bytes(out[0], t.packed);
+      append_bytes(out[1], t.scale_byte);
     }
     return out;
-  };
-  return {{s.tensor + "_blocks",
-           FileDType::u8,
-           {s.count, out_rows, in / 32, 16},
-           [=] { return each([](QuantizedTensor const& t) { return t.packed; }); }},
-          {s.tensor + "_scales", FileDType::u8, {s.count, out_rows, in / 32}, [=] {
-             return each([](QuantizedTensor const& t) { return t.scale_byte; });
-           }}};
+  });
+  return {{s.tensor + "_blocks", FileDType::u8, {s.count, out_rows, in / 32, 16}, parts[0]},
+          {s.tensor + "_scales", FileDType::u8, {s.count, out_rows, in / 32}, parts[1]}};
 }
 
 nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool blocks, std::vector<std::string> const& unquantized) {

@@ -28,7 +28,7 @@ struct SourceMatrix {
   std::string base;
   std::int64_t rows = 0, cols = 0;
   std::function<std::vector<float>()> read;
-  std::function<std::vector<float>()> other_half{};  ///< of gate its up and of up its gate: nvfp4 gives both one global scale
+  std::function<float()> global_scale{};  ///< nvfp4, of gate and up: one for both; nothing: that of this matrix
 };
 /// A fused tensor [count, rows, cols] of the source, in its stored layout; read(e) gives matrix e.
 struct SourceStack {
@@ -36,6 +36,9 @@ struct SourceStack {
   std::int64_t count = 0, rows = 0, cols = 0;
   std::function<std::vector<float>(std::int64_t)> read;
 };
+
+/// f's value, which the first call computes.
+std::function<float()> once(std::function<float()> f);
 
 /// The settings of a scheme besides its name: the rule of the shared exponents, and one group size for all int4 weights of a checkpoint.
 struct CheckpointScheme {

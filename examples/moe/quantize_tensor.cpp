@@ -228,6 +228,23 @@ QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<MxRul
   return out;
 }
 
+float nvfp4_global_scale(std::initializer_list<std::vector<float>> parts) {
+  std::uint32_t amax = 0;
+  for (std::vector<float> const& part : parts) {
+    for (float const x : part) amax = std::max(amax, Nvfp4Codec::magnitude(x));
+  }
+  return Nvfp4Codec::global_from_amax(amax);
+}
+
+QuantizedTensor quantize_nvfp4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, float global_scale) {
+  QuantizedTensor out;
+  out.packed.resize(static_cast<std::size_t>(rows * Nvfp4Weights::weight_code_cols(cols)));
+  out.block_scale.resize(static_cast<std::size_t>(rows * Nvfp4Weights::weight_scale_cols(cols)));
+  moe::quantization::detail::quantize_blocks(Nvfp4Codec{global_scale}, w.data(), rows, cols, 1, 16, out.packed.data(),
+                                             out.block_scale.data());
+  return out;
+}
+
 void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const& shape, std::string const& where) {
   auto const bad = std::find_if(w.begin(), w.end(), [](float x) { return !std::isfinite(x); });
   if (bad == w.end()) return;

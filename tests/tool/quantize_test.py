@@ -250,6 +250,28 @@ def checkpoints(folder: pathlib.Path) -> None:
     check(not list(folder.glob("*.partial-*")), "a partial directory is left")
 
 
+def halves_of_one_matrix(folder: pathlib.Path) -> None:
+    """nvfp4: gate and up of an expert are what their two matrices are as one, so that both have one global scale."""
+    source, out = GOLDEN / "checkpoints" / "qwen3_moe_tiny", folder / "halves"
+    done = moe("--scheme", "nvfp4", "--input", source, "--output", out)
+    check(done.returncode == 0, f"halves: {done.stderr}")
+    original, written = {}, {}
+    for shard in source.glob("model*.safetensors"):
+        original.update(load(shard))
+        written.update(load(out / shard.name))
+    for expert in ("model.layers.0.mlp.experts.0.", "model.layers.1.mlp.experts.7."):
+        gate, up = (original[expert + half + "_proj.weight"] for half in ("gate", "up"))
+        both, one = folder / "both.safetensors", folder / "one.safetensors"
+        write(both, {"w": (gate[0], [gate[1][0] + up[1][0], gate[1][1]], gate[2] + up[2])})
+        moe("--scheme", "nvfp4", "--input", both, "--tensor", "w", "--output", one)
+        want = load(one)
+        for part, reference in (("packed", "packed"), ("scale", "block_scale_e4m3")):
+            got = b"".join(written[f"{expert}{half}_proj.weight_{part}"][2] for half in ("gate", "up"))
+            check(got == want[reference][2], f"halves: {expert} {part}")
+        divisors = [floats(written[f"{expert}{half}_proj.weight_global_scale"])[0] for half in ("gate", "up")]
+        check(divisors[0] == divisors[1] and abs(divisors[0] * floats(want["global_scale"])[0] - 1) < 1e-6, f"halves: {expert} {divisors}")
+
+
 def e4m3(code: int) -> float:
     sign, exponent, fraction = -1 if code & 128 else 1, code >> 3 & 15, code & 7
     return sign * (fraction / 512 if exponent == 0 else (1 + fraction / 8) * 2.0**(exponent - 7))
@@ -359,6 +381,7 @@ with tempfile.TemporaryDirectory() as name:
     tensors(pathlib.Path(name))
     incomplete_checkpoints(pathlib.Path(name))
     checkpoints(pathlib.Path(name))
+    halves_of_one_matrix(pathlib.Path(name))
     unusual_checkpoints(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print(f"{failures} failures")
