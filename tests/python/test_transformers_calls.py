@@ -223,6 +223,8 @@ def test_why_not_of_what_is_no_experts_module():
     pair.under("moe")(pair.hidden, pair.ids, pair.weights)
     assert adapter.why_not(pair.module) is None
     assert adapter.why_not(pair.model.model.layers[0].mlp) == "it is no experts module, but experts inside it is one"
+    with pytest.raises(moe.ArgumentError, match="^E_ARG: module: is of type list, expected a torch.nn.Module$"):
+        adapter.why_not([pair.module])
 
 
 @pytest.mark.parametrize("setting, text", [({"max_rows": 0}, "max_rows: is 0, expected at least 1"),

@@ -168,6 +168,8 @@ def run_mxfp4(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: t
 
 def why_not(module: torch.nn.Module) -> str | None:
     """Why an experts module that has run under "moe" runs on transformers' own implementation; None: it runs on the library."""
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"E_ARG: module: is of type {type(module).__name__}, expected a torch.nn.Module")
     layer = module.__dict__.get("_moe_layer")
     if layer is None:
         inside = [name for name, child in module.named_modules() if "_moe_layer" in child.__dict__]
