@@ -87,7 +87,7 @@ void expect_parts_fill(W4Scheme scheme, LocalShape const& s, bool gated) {
     int const i = down ? 1 : 0, features = down ? s.hidden : s.intermediate, step = W4Part::features_of_tile(!down && gated);
     std::int64_t bytes = 0, factors = 0;
     for (int first = 0; first < features; first += step) {
-      W4ExpertSizes const place = Layer::part_place(s, scheme, gated, down, first);
+      W4ExpertSizes const place = moe::experts::detail::part_place<Layer>(s, scheme, gated, down, first);
       EXPECT_EQ(place.bricks[i], bytes) << name(scheme) << ", feature " << first;
       EXPECT_EQ(place.factors[i], hopper::has_row_factors(scheme) ? factors : 0) << name(scheme) << ", feature " << first;
       LocalShape part = s;
@@ -147,10 +147,6 @@ struct CopyingLayer {
   static W4ExpertSizes expert_sizes(LocalShape const& s, W4Scheme, bool gated) {
     std::int64_t const rows13 = (gated ? 2 : 1) * s.intermediate;
     return {{rows13 * s.hidden / 2, s.hidden * s.intermediate / 2LL}, {rows13, s.hidden}};
-  }
-  static W4ExpertSizes part_place(LocalShape s, W4Scheme scheme, bool gated, bool down, int first) {
-    (down ? s.hidden : s.intermediate) = first;
-    return expert_sizes(s, scheme, gated);
   }
   static void check_sizes(LocalShape const& s, W4Scheme, int w13_group, int w2_group) {
     EXPECT_EQ(w13_group, 32);

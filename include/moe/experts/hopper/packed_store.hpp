@@ -20,6 +20,21 @@
 
 namespace moe::experts::detail {
 
+/// Where the part of an expert's matrix that begins with that feature lies in the expert: behind what the features before it take.
+template <class Layer>
+constexpr hopper::W4ExpertSizes part_place(hopper::LocalShape s, hopper::W4Scheme scheme, bool gated, bool down, int first) {
+  int& features = down ? s.hidden : s.intermediate;
+  features = 0;
+  hopper::W4ExpertSizes const none = Layer::expert_sizes(s, scheme, gated);  // a factor of the whole matrix is there, too
+  features = first;
+  hopper::W4ExpertSizes out = Layer::expert_sizes(s, scheme, gated);
+  for (int i = 0; i < 2; ++i) {
+    out.bricks[i] -= none.bricks[i];
+    out.factors[i] -= none.factors[i];
+  }
+  return out;
+}
+
 /// As WeightStore in device memory, for the experts of `Storages` alone (HopperW4A16::Store<Config, Quant>, …). Layers read its memory
 /// where it lies, and several may. Besides bricks it takes staging_bytes() of device memory for codes and scales while experts are packed
 /// and until each was once: one expert in 32, of few experts a part of one matrix.
@@ -215,7 +230,7 @@ class PackedStore {
       if constexpr (kGlobal) {
         copy(to_scales + Quant::weight_scale_count(row_sets * count, matrix.cols) - 4, scales + matrix.scale_count - 4, 4);
       }
-      hopper::W4ExpertSizes const place = Layer::part_place(sizes_, Storage::kScheme, gated_, m.down, first);
+      hopper::W4ExpertSizes const place = part_place<Layer>(sizes_, Storage::kScheme, gated_, m.down, first);
       Layer::pack(sizes_, Storage::kScheme, gated_, m, place_of(m).from(1, place));
     }
   }

@@ -58,13 +58,6 @@ class W4A16Layer {
     return {{hopper::bricks_bytes(scheme, rows13, s.hidden), hopper::bricks_bytes(scheme, s.hidden, width)},
             {factor_count(scheme, rows13), factor_count(scheme, s.hidden)}};
   }
-  /// Where the part of an expert's matrix that begins with that feature lies in the expert.
-  static constexpr W4ExpertSizes part_place(LocalShape s, W4Scheme scheme, bool gated, bool down, int first) {
-    (down ? s.hidden : s.intermediate) = first;
-    W4ExpertSizes out = expert_sizes(s, scheme, gated);
-    if (!has_row_factors(scheme)) out.factors[0] = out.factors[1] = 0;
-    return out;
-  }
   /// E_CONFIG if a size or group does not fit.
   static void check_sizes(LocalShape const& s, W4Scheme scheme, int w13_group, int w2_group) {
     W4Weights groups{};
@@ -74,7 +67,7 @@ class W4A16Layer {
     w4::check_groups(policy_name(scheme), s, scheme, groups);
   }
   /// Packs one matrix of some experts of a layer of checked sizes into the first experts of `to`, on the default stream, and waits for it.
-  /// Refuses what the constructor refuses. A part (W4StagedMatrix::part) goes to the beginning of `to`: see part_place().
+  /// Refuses what the constructor refuses. A part (W4StagedMatrix::part) goes to the beginning of `to`.
   static void pack(LocalShape const& shape, W4Scheme scheme, bool gated, W4StagedMatrix const& matrix, W4Packed const& to);
   /// From the next forward on at most so many multiprocessors; 0: all. E_CONFIG for a negative number.
   void limit_workers(int most);
