@@ -5,7 +5,6 @@
 
 #include "batched_exchange.cuh"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
-#include "moe/comm/self.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
@@ -17,27 +16,15 @@
 #include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/device/route.cuh"
-#include "tests/gpu/eplb_device_serving.hpp"
+#include "tests/gpu/eplb_one_gpu.hpp"
 
 namespace {
 
 using namespace moe_test;
-using Self = comm::Self<space::cuda>;
 
 struct PackedLayer : EplbFixedLayer {
   using OwnStores = void;  // StoreOf
 };
-
-template <class Quant, class Experts, class Backend = backends::NoExpertParallel<space::cuda>>
-void on_one_gpu() {
-  Self tokens, weights;
-  eplb::SelfGroup group;
-  for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
-    for (bool graphs : {false, true}) {
-      expect_same_while_moving<Quant, Backend, Experts>(tokens, weights, group, mode, graphs, PackedLayer{});
-    }
-  }
-}
 
 class EplbPacked : public testing::Test {
  protected:
@@ -47,21 +34,21 @@ class EplbPacked : public testing::Test {
 };
 
 TEST_F(EplbPacked, HopperW4A16) {
-  on_one_gpu<quantization::Mxfp4W4A16<>, experts::HopperW4A16>();
-  on_one_gpu<quantization::WNa16<4, 32, true>, experts::HopperW4A16>();
-  on_one_gpu<quantization::Nvfp4W4A16, experts::HopperW4A16>();
+  on_one_gpu<PackedLayer, quantization::Mxfp4W4A16<>, experts::HopperW4A16>();
+  on_one_gpu<PackedLayer, quantization::WNa16<4, 32, true>, experts::HopperW4A16>();
+  on_one_gpu<PackedLayer, quantization::Nvfp4W4A16, experts::HopperW4A16>();
 }
 TEST_F(EplbPacked, HopperW8A16) {
-  on_one_gpu<quantization::Int8PerChannel, experts::HopperW8A16>();
-  on_one_gpu<quantization::Mxfp8W8A16<>, experts::HopperW8A16>();
+  on_one_gpu<PackedLayer, quantization::Int8PerChannel, experts::HopperW8A16>();
+  on_one_gpu<PackedLayer, quantization::Mxfp8W8A16<>, experts::HopperW8A16>();
 }
 TEST_F(EplbPacked, HopperW4A8) {
-  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
-  on_one_gpu<quantization::Int4Fp8<>, experts::HopperW4A8>();
+  on_one_gpu<PackedLayer, quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
+  on_one_gpu<PackedLayer, quantization::Int4Fp8<>, experts::HopperW4A8>();
 }
 TEST_F(EplbPacked, Batched) {
-  on_one_gpu<quantization::Int4Group128, experts::HopperW4A16, LocalBatches>();
-  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8, LocalBatches>();
+  on_one_gpu<PackedLayer, quantization::Int4Group128, experts::HopperW4A16, LocalBatches>();
+  on_one_gpu<PackedLayer, quantization::Mxfp4Fp8<>, experts::HopperW4A8, LocalBatches>();
 }
 
 }  // namespace

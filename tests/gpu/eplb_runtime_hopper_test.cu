@@ -7,7 +7,6 @@
 
 #include "batched_exchange.cuh"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
-#include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
@@ -26,14 +25,13 @@
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/device/route.cuh"
-#include "tests/gpu/eplb_device_serving.hpp"
+#include "tests/gpu/eplb_one_gpu.hpp"
 
 namespace {
 
 using namespace moe_test;
 using quantization::Int8PerTensorStatic;
 using quantization::Int8PerToken;
-using Self = comm::Self<space::cuda>;
 
 struct FixedLayer : EplbFixedLayer {
   template <class Params>
@@ -44,70 +42,59 @@ struct FixedLayer : EplbFixedLayer {
   }
 };
 
-template <class Quant, class Experts, class Backend = backends::NoExpertParallel<space::cuda>>
-void on_one_gpu() {
-  Self tokens, weights;
-  eplb::SelfGroup group;
-  for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
-    for (bool graphs : {false, true}) {
-      expect_same_while_moving<Quant, Backend, Experts>(tokens, weights, group, mode, graphs, FixedLayer{});
-    }
-  }
-}
-
-TEST(EplbRuntime, CudaReference) { on_one_gpu<quantization::None, experts::CudaReference>(); }
+TEST(EplbRuntime, CudaReference) { on_one_gpu<FixedLayer, quantization::None, experts::CudaReference>(); }
 TEST(EplbRuntime, HopperContiguous) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::None, experts::HopperContiguous>();
-  on_one_gpu<quantization::Fp8Block<>, experts::HopperContiguous>();
+  on_one_gpu<FixedLayer, quantization::None, experts::HopperContiguous>();
+  on_one_gpu<FixedLayer, quantization::Fp8Block<>, experts::HopperContiguous>();
 }
 TEST(EplbRuntime, HopperContiguousInt8) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<Int8PerToken, experts::HopperContiguous>();
-  on_one_gpu<Int8PerTensorStatic, experts::HopperContiguous>();
+  on_one_gpu<FixedLayer, Int8PerToken, experts::HopperContiguous>();
+  on_one_gpu<FixedLayer, Int8PerTensorStatic, experts::HopperContiguous>();
 }
 TEST(EplbRuntime, HopperW4A16PacksAgain) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Int4Group128, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::Int4Group128, experts::HopperW4A16>();
 }
 TEST(EplbRuntime, HopperW8A16PacksAgain) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Int8PerChannel, experts::HopperW8A16>();
+  on_one_gpu<FixedLayer, quantization::Int8PerChannel, experts::HopperW8A16>();
 }
 TEST(EplbRuntime, HopperW4A8PacksAgain) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
+  on_one_gpu<FixedLayer, quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
 }
 
 TEST(EplbRuntime, HopperW4A16PacksZeroPointsMxfp4AndNvfp4) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Int4Group128Zero, experts::HopperW4A16>();
-  on_one_gpu<quantization::Mxfp4W4A16<>, experts::HopperW4A16>();
-  on_one_gpu<quantization::Nvfp4W4A16, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::Int4Group128Zero, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::Mxfp4W4A16<>, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::Nvfp4W4A16, experts::HopperW4A16>();
 }
 TEST(EplbRuntime, HopperW4A8PacksInt4) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Int4Fp8<>, experts::HopperW4A8>();
-  on_one_gpu<quantization::Int4Fp8<32, true>, experts::HopperW4A8>();
+  on_one_gpu<FixedLayer, quantization::Int4Fp8<>, experts::HopperW4A8>();
+  on_one_gpu<FixedLayer, quantization::Int4Fp8<32, true>, experts::HopperW4A8>();
 }
 TEST(EplbRuntime, HopperPacksOtherGroupsAndEightBits) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::WNa16<4, 32>, experts::HopperW4A16>();
-  on_one_gpu<quantization::WNa16<4, 64>, experts::HopperW4A16>();
-  on_one_gpu<quantization::Fp8PerChannel<>, experts::HopperW8A16>();
-  on_one_gpu<quantization::Mxfp8W8A16<>, experts::HopperW8A16>();
+  on_one_gpu<FixedLayer, quantization::WNa16<4, 32>, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::WNa16<4, 64>, experts::HopperW4A16>();
+  on_one_gpu<FixedLayer, quantization::Fp8PerChannel<>, experts::HopperW8A16>();
+  on_one_gpu<FixedLayer, quantization::Mxfp8W8A16<>, experts::HopperW8A16>();
 }
 // Batches of rows by expert: of each expert slot, so that a move changes which batches have rows.
 TEST(EplbRuntime, HopperMasked) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::None, experts::HopperMasked, LocalBatches>();
-  on_one_gpu<quantization::Fp8Block<>, experts::HopperMasked, GatheredBatches>();
+  on_one_gpu<FixedLayer, quantization::None, experts::HopperMasked, LocalBatches>();
+  on_one_gpu<FixedLayer, quantization::Fp8Block<>, experts::HopperMasked, GatheredBatches>();
 }
 TEST(EplbRuntime, BatchedPackedWeights) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  on_one_gpu<quantization::Int4Group128, experts::HopperW4A16, LocalBatches>();
-  on_one_gpu<quantization::Int8PerChannel, experts::HopperW8A16, GatheredBatches>();
-  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8, LocalBatches>();
+  on_one_gpu<FixedLayer, quantization::Int4Group128, experts::HopperW4A16, LocalBatches>();
+  on_one_gpu<FixedLayer, quantization::Int8PerChannel, experts::HopperW8A16, GatheredBatches>();
+  on_one_gpu<FixedLayer, quantization::Mxfp4Fp8<>, experts::HopperW4A8, LocalBatches>();
 }
 
 // Counts of a step arrive with the next step, and all of them before a map changes.
