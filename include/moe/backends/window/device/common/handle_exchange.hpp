@@ -46,7 +46,7 @@ class HandleExchange {
 
   /// Throws the failure that ended the group, if any; E_STATE unless the handle's dispatch is in `state`.
   Record& expect(Handle handle, DispatchState state, char const* what) {
-    expect_group(exchange().window());
+    throw_if_group_over(exchange().window());
     return handles_.expect(handle, state, what);
   }
   /// Enqueues a refused dispatch and combine, so that the peers' rounds end. `more`: further arguments of dispatch_nothing.

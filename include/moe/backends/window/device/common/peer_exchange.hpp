@@ -124,7 +124,7 @@ class PeerExchange {
   /// Checks the arguments of a prepare. Throws the failure that ended the group, if any. Wrong arguments are refused, so that the peers'
   /// round ends, and thrown.
   moe::detail::ExchangeTokens accept(RoutedTokens<Act, Config::hidden> const& in, int max_tokens, cudaStream_t stream) {
-    expect_group(*window_);
+    throw_if_group_over(*window_);
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, max_tokens);
       expect_device_tokens(in);

@@ -131,7 +131,7 @@ comm::FailureRecord blaming_ended(Window const& window, comm::FailureRecord f) {
 }
 /// Throws the failure that ended the group, if any. At any time.
 template <class Window>
-void expect_group(Window const& window) {
+void throw_if_group_over(Window const& window) {
   comm::FailureRecord const& f = *window.view().failure;
   if (*const_cast<std::uint32_t const volatile*>(&f.code) != 0) comm::throw_if_over(blaming_ended(window, f));
 }

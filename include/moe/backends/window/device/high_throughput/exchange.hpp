@@ -113,7 +113,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
   /// as that dispatch: skips layout and counts. Ids and weights must stay valid until combine(). E_STATE if `like` is stale, or if its
   /// layout or one still needed would be overwritten; E_ARG if it had another number of rows.
   Handle dispatch(Routed const& in, cudaStream_t stream, std::optional<Handle> like = std::nullopt) {
-    expect_group(*window_);
+    throw_if_group_over(*window_);
     Record const* const from = like ? &expect_layout(*like) : nullptr;
     expect_free_layout(from);
     try {

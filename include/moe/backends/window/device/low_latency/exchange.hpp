@@ -323,7 +323,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   enum class Half { send, both, both_arriving };
   Handle begin(Routed const& in, cudaStream_t stream, int buffer_set, Half half) {
     handles_.expect_buffer_set(buffer_set);
-    expect_group(*window_);
+    throw_if_group_over(*window_);
     if (handles_.sent(buffer_set)) {
       throw Error(ErrorCode::state, "prepare: the last send of this buffer set has not been received");
     }
