@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/python/test_host_time.py: the host time of a call without rows, of numpy's and of torch's arrays on the host: the way from Python into
-# the library and back. The bound is 6 us in all, the C++ call (0.6 us) included. On a GPU calls of CUDA would be part of it.
+# tests/python/test_host_time.py: the host time of a call without rows, of numpy's and of torch's arrays on the host: the way from Python
+# into the library and back. The bound is 6 us in all, the C++ call (0.6 us) included. On a GPU calls of CUDA would be part of it.
 import time
 
 import numpy as np
