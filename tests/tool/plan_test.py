@@ -88,13 +88,15 @@ def check_errors():
             assert run.returncode == code, (arguments, run.returncode, run.stderr)
             assert run.stdout == "" and run.stderr.count("\n") == 1 and part in run.stderr, (part, run.stderr)
 
-        refused(1, "cannot read", "--load", bad, "--ranks", 2)
+        refused(1, f"cannot read '{bad}': No such file or directory", "--load", bad, "--ranks", 2)
+        refused(1, f"cannot read '{folder}': it is a directory", "--load", folder, "--ranks", 2)
         for contents, part in (
             ("[[1, -2]]", "load of expert 1 in layer 0 must be finite and at least 0, is -2"),
             ("[[1, 2], [1, 1e308]]", "load of expert 1 in layer 1 must be at most 8.98847e+307 (float64, 2 experts), is 1e+308"),
             ("[[1, 2], [3]]", "layer 1 has 1 entries, layer 0 has 2"),
             ('{"weight": [[1, "two"]]}', "layer 0, entry 1 must be a number"),
-            ('{"weight": ', "is not valid JSON"),
+            ('{"weight": ', "is not valid JSON at byte 12"),
+            ("[[1, 1e400]]", "is not valid JSON: "),
             ("{}", "holds no load"),
             ("[" * 200000 + "]" * 200000, "nests deeper than 64 levels"),
         ):

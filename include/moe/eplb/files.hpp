@@ -2,7 +2,9 @@
 // eplb/files.hpp: measured loads and static maps as JSON files.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -25,13 +27,21 @@ namespace detail {
 
 inline nlohmann::json read_json(std::filesystem::path const& path) {
   std::error_code ignored;
+  errno = 0;
   std::ifstream in(path);
-  if (!in || std::filesystem::is_directory(path, ignored)) throw Error(ErrorCode::argument, text("cannot read ", path.string()));
+  bool const directory = std::filesystem::is_directory(path, ignored);
+  if (!in || directory) {
+    throw Error(ErrorCode::argument, text("cannot read '", path.string(), "': ", directory ? "it is a directory" : std::strerror(errno)));
+  }
   auto const bounded = moe::detail::bounded_levels(
       [&] { throw Error(ErrorCode::argument, text(path.string(), " nests deeper than ", moe::detail::kMostJsonLevels, " levels")); });
-  nlohmann::json parsed = nlohmann::json::parse(in, bounded, false);
-  if (parsed.is_discarded()) throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON"));
-  return parsed;
+  try {
+    return nlohmann::json::parse(in, bounded);
+  } catch (nlohmann::json::parse_error const& error) {
+    throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON at byte ", error.byte));
+  } catch (nlohmann::json::out_of_range const& error) {  // a number
+    throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON: ", error.what()));
+  }
 }
 
 /// Written to a temporary file and renamed, so that no reader sees a partial file.
