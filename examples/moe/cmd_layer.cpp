@@ -415,6 +415,8 @@ io::Tokens tokens_of(std::string const& option) {
 }
 
 void run(JobOptions const& options) {
+  // CLI11 checks no empty value of an option that may go without one.
+  if (options.dual_batch.empty()) throw CLI::ValidationError("--dual-batch", refusal("", "one of auto, on, off"));
   MpiSession session;
   try {
     Job job;
@@ -502,14 +504,20 @@ std::string file_and_name(std::string const& words) {
 }
 
 void add_common(CLI::App& command, JobOptions& o) {
-  command.add_option("--output", o.output, "File to write: output, and topk_ids, topk_weights unless the experts route inside")->required();
+  command.add_option("--output", o.output, "File to write: output, and topk_ids, topk_weights unless the experts route inside")
+      ->required()
+      ->check(some_text("a file to write"));
   command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with")->check(file_and_name);
-  command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)");
+  command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)")
+      ->check(some_text("the name of a tensor"));
   command.add_option("--sequence-length", o.sequence_length, "Rows of one sequence, for a model with an expert_capacity (Switch)")
       ->check(whole_number(1));
   command
-      .add_option("--backend", o.backend,
-                  text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", joined(names_of<Backends>())))
+      .add_option(
+          "--backend", o.backend,
+          text(
+              "Default: no_expert_parallel on one rank, else all_to_all_v, or allgather_reduce_scatter with --expert-parallel off. Known: ",
+              joined(names_of<Backends>())))
       ->check(one_of(names_of<Backends>(), false));
   command.add_option("--experts", o.experts, text("Default: onednn, on cuda cuda_reference. Known: ", joined(names_of<ExpertsKinds>())))
       ->check(one_of(names_of<ExpertsKinds>(), false));
@@ -566,12 +574,15 @@ void add_common(CLI::App& command, JobOptions& o) {
 void add_layer(CLI::App& app) {
   auto o = std::make_shared<JobOptions>();
   auto* command = app.add_subcommand("layer", "Run one MoE layer of a Hugging Face checkpoint (under mpirun: expert-parallel)");
-  command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")->required();
-  command->add_option("--layer", o->layer, "Layer number")->required()->check(whole_number(std::numeric_limits<std::int64_t>::min()));
+  command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")
+      ->required()
+      ->check(some_text("a directory"));
+  constexpr auto kLeast = std::numeric_limits<std::int64_t>::min(), kMost = std::numeric_limits<std::int64_t>::max();
+  command->add_option("--layer", o->layer, "Layer number")->required()->check(whole_number<std::int64_t>(kLeast, kMost, 0));
   command->add_option("--tokens", o->tokens, "text or image: which block of a layer that has two (ERNIE-4.5-VL)")
       ->check(one_of({"text", "image"}));
-  command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required();
-  command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required();
+  command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required()->check(some_text("a file"));
+  command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required()->check(some_text("the name of a tensor"));
   add_common(*command, *o);
   command->callback([o] { run(*o); });
 }
@@ -579,9 +590,11 @@ void add_layer(CLI::App& app) {
 void add_block(CLI::App& app) {
   auto o = std::make_shared<JobOptions>();
   auto* command = app.add_subcommand("block", "Run the MoE block of a file that holds weights, inputs and semantics");
-  command->add_option("file", o->block, "The block file")->required();
-  command->add_option("--input", o->input, "Another safetensors file with the rows (default: the block file)");
-  command->add_option("--tensor", o->tensor, "Tensor of the rows, [tokens, hidden]")->capture_default_str();
+  command->add_option("file", o->block, "The block file")->required()->check(some_text("a file"));
+  command->add_option("--input", o->input, "Another safetensors file with the rows (default: the block file)")->check(some_text("a file"));
+  command->add_option("--tensor", o->tensor, "Tensor of the rows, [tokens, hidden]")
+      ->check(some_text("the name of a tensor"))
+      ->capture_default_str();
   add_common(*command, *o);
   command->callback([o] { run(*o); });
 }

@@ -224,14 +224,15 @@ void add_plan(CLI::App& app) {
   plan->add_option(
           "--load", options->load,
           "JSON file of loads, [layers][experts]: the rows alone, an object with \"weight\" or \"load\", or saved load window sums")
-      ->required();
+      ->required()
+      ->check(some_text("a file"));
   plan->add_option("--replicas", options->replicas, "Redundant experts X: experts + X physical experts in all")
       ->check(whole_number(0, 1 << 16));
   plan->add_option("--groups", options->groups, "Groups of the router; they stay on one node if they divide")
       ->check(whole_number(1, 1 << 20));
   plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(whole_number(1, 1 << 20));
   plan->add_option("--ranks", options->ranks, "Ranks of the expert-parallel group")->required()->check(whole_number(1, 1 << 20));
-  plan->add_option("--model", options->model, "Which model of a file with several");
+  plan->add_option("--model", options->model, "Which model of a file with several")->check(some_text("the name of a model"));
   plan->add_option("--layer", options->layer, "Print this layer only")->check(whole_number(0));
   plan->add_flag("--keep-slots", options->keep_slots,
                  "An expert that stays on its rank keeps its physical id: fewer weights move; a layer that would not gain keeps its map");

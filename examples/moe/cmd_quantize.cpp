@@ -25,10 +25,13 @@ void add_quantize(CLI::App& app) {
   command->add_option("--scheme,--to", line->options.scheme, "how; of schemes that quantise rows too, the weights")
       ->required()
       ->check(one_of(quantize_schemes()));
-  command->add_option("--input", line->options.input, "a .safetensors file, or a checkpoint directory")->required();
-  command->add_option("--tensor", line->options.tensor, "name of the tensor in the file");
+  command->add_option("--input", line->options.input, "a .safetensors file, or a checkpoint directory")
+      ->required()
+      ->check(some_text("a file or directory"));
+  command->add_option("--tensor", line->options.tensor, "name of the tensor in the file")->check(some_text("the name of a tensor"));
   command->add_option("--output", line->options.output, "a .safetensors file; for a checkpoint a directory that does not exist yet")
-      ->required();
+      ->required()
+      ->check(some_text("a file or directory to write"));
   command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8… (default ceil) and mxfp4_… (default ocp)")
       ->check(one_of({"ceil", "ocp", "even"}));
   command->add_flag("--json", line->options.json, "print the report as one JSON object");

@@ -148,8 +148,9 @@ void add_serve_sim(CLI::App& app) {
   command->add_option("--timeout-ms", o->timeout_ms, "Deadline of every wait for another rank")
       ->check(whole_number(std::int64_t{1}, std::int64_t{86'400'000}))
       ->capture_default_str();
-  command->add_option("--html", o->html, "Page to write, with charts that a browser draws");
-  command->add_option("--save-placement", o->maps, "File to write the last placement to, for `moe layer --placement`");
+  command->add_option("--html", o->html, "Page to write, with charts that a browser draws")->check(some_text("a file to write"));
+  command->add_option("--save-placement", o->maps, "File to write the last placement to, for `moe layer --placement`")
+      ->check(some_text("a file to write"));
   command->add_flag("--json", o->json, "Print the report as one JSON object");
   command->callback([o] {
     char const* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/refusal.hpp"
 #include "moe/core/error.hpp"
 
 namespace {
@@ -33,13 +34,60 @@ int flush_output() {
 /// even if it is missing because its name was mistyped.
 std::string unknown_option(CLI::App const& command) {
   for (std::string const& word : command.remaining()) {
-    if (!word.starts_with("--")) continue;
+    if (word.size() < 2 || word[0] != '-') continue;
     std::string known;
     for (CLI::Option const* option : command.get_options()) {
       if (option->get_lnames().empty()) continue;
       known += (known.empty() ? "--" : ", --") + option->get_lnames().front();
     }
     return moe::text("unknown option \"", word, "\"; options of ", command.get_name(), ": ", known);
+  }
+  return {};
+}
+
+/// The error of an option before another option, whose name CLI11 took for the value; empty if there is none.
+std::string missing_value(CLI::App const& command) {
+  for (CLI::Option const* option : command.get_options()) {
+    for (std::string const& word : option->results()) {
+      if (word.starts_with("--") && command.get_option_no_throw(word) != nullptr) {
+        return moe::text(option->get_name(), ": no value before ", word, ", expected ", option->get_type_name());
+      }
+    }
+  }
+  return {};
+}
+
+/// The error of a word that is no option; empty if there is none.
+std::string unexpected_argument(CLI::App const& command) {
+  auto const words = command.remaining();
+  if (words.empty()) return {};
+  std::string taken;
+  for (CLI::Option const* option : command.get_options()) {
+    if (option->get_positional()) taken += moe::text(taken.empty() ? "" : ", ", option->get_name());
+  }
+  return moe::text("unexpected argument \"", words[0], "\"; ", command.get_name(), " takes ",
+                   taken.empty() ? "options alone" : "options and, once: " + taken);
+}
+
+/// The text between two parts of a text; empty if they are not there.
+std::string between(std::string const& text, std::string const& before, std::string const& after) {
+  std::size_t const begin = text.find(before), first = begin + before.size();
+  std::size_t const end = begin == std::string::npos ? begin : text.find(after, first);
+  return end == std::string::npos ? std::string{} : text.substr(first, end - first);
+}
+
+/// CLI11's errors of an option without its value, of one that is given twice, and of a flag that is given a value, in the form of all
+/// others; empty for other errors.
+std::string wrong_count(CLI::ParseError const& e) {
+  std::string const said = moe::text(e.what(), '\n');
+  if (std::string const type = between(said, " required ", " missing\n"); !type.empty()) {
+    return moe::text(between(said, "", ": "), ": no value, expected ", type);
+  }
+  if (std::string const count = between(said, ": At Most 1 required but received ", "\n"); !count.empty()) {
+    return moe::text(between(said, "", ": "), ": given ", count, " times, expected once");
+  }
+  if (std::string const flag = between(said, "Could not convert: ", " = "); !flag.empty()) {
+    return moe::text(flag, ": ", moe_tool::refusal(between(said, " = ", "\n"), "no value, true or false"));
   }
   return {};
 }
@@ -57,8 +105,10 @@ std::string missing_argument(CLI::App const& command, CLI::ParseError const& e) 
 std::string usage_error(CLI::App const& app, CLI::ParseError const& e) {
   if (!app.get_subcommands().empty()) {
     CLI::App const& command = *app.get_subcommands().front();
-    std::string const unknown = unknown_option(command);
-    return unknown.empty() ? missing_argument(command, e) : unknown;
+    for (std::string const& found : {missing_value(command), wrong_count(e), unknown_option(command), unexpected_argument(command)}) {
+      if (!found.empty()) return found;
+    }
+    return missing_argument(command, e);
   }
   std::string known;
   for (CLI::App const* command : app.get_subcommands([](CLI::App const*) { return true; })) {

@@ -169,7 +169,7 @@ def checkpoints(folder):
 
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
-    bad("layer_x", layer(QWEN, "x"), '--layer: "x", expected a whole number from ', code=2)
+    bad("layer_x", layer(QWEN, "x"), '--layer: "x", expected a whole number from 0 to ', code=2)
     bad("layer_empty", layer(QWEN, ""), "--layer", '""', code=2)
     bad("layer_of_many_digits", layer(QWEN, "9" * 20), "--layer", "9" * 20, code=2)
     bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
@@ -225,6 +225,26 @@ def usage(folder):
     bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"),
         "No such file")
     bad("output_is_a_folder", [*block, "--output", folder], str(folder), "is a directory")
+    a_tensor, plan = "the name of a tensor", ["plan", "--load", DATA / "eplb" / "readme_example.json", "--ranks", 4]
+    for option, expected in (("--output", "a file to write"), ("--input", "a file"), ("--tensor", a_tensor), ("--token-ids", a_tensor),
+                             ("--dual-batch", "one of auto, on, off")):
+        bad(f"empty{option}", [*block, option, ""], f'{option}: "", expected {expected}', code=2)
+    bad("empty_file", ["block", ""], 'file: "", expected a file', code=2)
+    for number, (option, expected) in enumerate((("--checkpoint", "a directory"), ("--input", "a file"), ("--tensor", a_tensor))):
+        given = ["--checkpoint", QWEN, "--input", QWEN / "moe_io.safetensors", "--tensor", "layers.0.moe_in"]
+        given[2 * number + 1] = ""
+        bad(f"empty{option}_of_layer", ["layer", "--layer", 0, *given], f'{option}: "", expected {expected}', ranks=(1,), code=2)
+    bad("empty_model", [*plan, "--model", ""], '--model: "", expected the name of a model', ranks=(1,), code=2)
+    bad("empty_load", ["plan", "--load", "", "--ranks", 4], '--load: "", expected a file', ranks=(1,), code=2)
+    bad("empty_quantize_tensor", ["quantize", "--to", "mxfp4", "--input", QWEN, "--tensor", ""], f'--tensor: "", expected {a_tensor}',
+        ranks=(1,), code=2)
+    bad("option_without_value", [*block, "--seed"], "--seed: no value before --output, expected UINT", code=2)
+    bad("last_option_without_value", ["plan", "--load", BLOCK, "--ranks"], "--ranks: no value, expected INT", ranks=(1,), code=2)
+    bad("option_twice", [*block, "--deal", "even", "--deal", "random"], "--deal: given 2 times, expected once", code=2)
+    bad("flag_with_value", [*block, "--nvtx=abc"], '--nvtx: "abc", expected no value, true or false', code=2)
+    bad("second_file", [*block, "other"], 'unexpected argument "other"; block takes options and, once: file', code=2)
+    bad("word_without_option", [*plan, "other"], 'unexpected argument "other"; plan takes options alone', ranks=(1,), code=2)
+    bad("short_option", [*block, "-x"], 'unknown option "-x"; options of block: ', code=2)
     bad("timeout", [*block, "--timeout-ms", -5], "--timeout-ms", "-5", code=2)
 
 

@@ -193,7 +193,11 @@ def check_errors(folder):
     write(broken, {"topk_ids": ("I32", [2, 2], raw("i", [0, 1, 2, 9]))})
     for options, part, ranks in ((["--routing", "flat"], '--routing: "flat", expected zipf:S or trace:FILE', 0),
                                  (["--routing", "zipf:x"], "zipf:x", 0),
-                                 (["--routing", "zipf:1", "--topk", 300], "top_k: 300 is out of range", 0),
+                                 (["--routing", "zipf:1", "--topk", 300], "--topk: 300 is out of range [1, 32]", 0),
+                                 (["--routing", "zipf:1", "--experts", 4], "--topk: 8 is out of range [1, 4] of --experts 4", 0),
+                                 (["--routing", "trace:"], '--routing: "trace:", expected zipf:S or trace:FILE', 0),
+                                 (["--routing", "zipf:1", "--html", ""], '--html: "", expected a file to write', 0),
+                                 (["--routing", "zipf:1", "--save-placement", ""], '--save-placement: "", expected a file to write', 0),
                                  (["--routing", "zipf:1", "--replicas", 3], "nearest valid --replicas: 0 or 8", 0),
                                  (["--routing", f"trace:{folder / 'nothing'}"], "nothing", 0),
                                  (["--routing", f"trace:{broken}", "--experts", 8], "row 1: expert 9 is out of range [-1, 8)", 0),

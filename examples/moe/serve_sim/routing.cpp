@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/serve_sim/routing.cpp: the routing of a simulated run: drawn from a Zipf distribution, or read from a trace.
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <range/v3/algorithm/max.hpp>
@@ -60,7 +61,7 @@ moe::routing::RoutingRecord read_record(std::filesystem::path const& path, std::
 
 Routing::Routing(Options const& o) : num_experts_(o.experts), topk_(o.topk), seed_(o.seed) {
   constexpr std::string_view kZipf = "zipf:", kTrace = "trace:";
-  if (o.routing.starts_with(kTrace)) {
+  if (o.routing.starts_with(kTrace) && o.routing.size() > kTrace.size()) {
     read_trace(o.routing.substr(kTrace.size()));
     return;
   }
@@ -69,6 +70,11 @@ Routing::Routing(Options const& o) : num_experts_(o.experts), topk_(o.topk), see
   }
   exponent_ = exponent_of(o.routing.substr(kZipf.size()));
   if (num_experts_ == 0) num_experts_ = 256;
+  int const most = std::min(moe::kMaxTopK, num_experts_);
+  if (topk_ > most) {
+    throw Error(ErrorCode::config, text("--topk: ", topk_, " is out of range [1, ", most, "]",
+                                        most < moe::kMaxTopK ? text(" of --experts ", num_experts_) : ""));
+  }
   moe::routing::Simulator const valid({.strategy = "zipf", .num_experts = num_experts_, .topk = topk_, .zipf_exponent = exponent_});
 }
 
