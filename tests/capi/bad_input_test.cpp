@@ -568,6 +568,13 @@ TEST(BadInput, Quantize) {
   std::int64_t const extents[] = {2, kHuge, 64};
   large.shape = const_cast<std::int64_t*>(extents);
   expect_refused(moe_quantize("fp8_per_token", &large, &codes, &scales), MOE_E_ARG, {"matrix: shape is [2, 1099511627777, 64]", "2^40"});
+  // No matrices: there is nothing to write, and the strides of an array without elements may be anything.
+  std::int64_t no_matrices[] = {0, 256, 64}, no_scales[] = {0, 256}, strides[] = {0, 0, 0};
+  DLTensor empty = x.w13, empty_codes = codes.tensor(), empty_scales = scales.tensor();
+  empty.shape = empty_codes.shape = no_matrices;
+  empty_scales.shape = no_scales;
+  for (DLTensor* const t : {&empty, &empty_codes, &empty_scales}) t->strides = strides;
+  EXPECT_EQ(moe_quantize("fp8_per_token", &empty, &empty_codes, &empty_scales), MOE_OK) << moe_last_error();
   moe_quantized_layout layout = MOE_QUANTIZED_LAYOUT_INIT;
   expect_refused(moe_get_quantized_layout("mxfp4_w4a16", 4, 48, &layout), MOE_E_CONFIG, {"mxfp4_w4a16", "32", "48"});
   expect_refused(moe_get_quantized_layout("none", 0, 48, &layout), MOE_E_CONFIG, {"0 x 48"});

@@ -125,8 +125,9 @@ T* data_of(char const* what, DLTensor const& t, std::int64_t elements) {
   }
   return reinterpret_cast<T*>(data);
 }
+/// An array without elements is, whatever its strides.
 inline bool contiguous(DLTensor const& t) {
-  if (t.strides == nullptr) return true;
+  if (t.strides == nullptr || count(t) == 0) return true;
   std::int64_t expected = 1;
   for (int i = t.ndim - 1; i >= 0; --i) {
     if (t.shape[i] > 1 && t.strides[i] != expected) return false;
