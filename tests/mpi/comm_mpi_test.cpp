@@ -4,8 +4,11 @@
 #include "moe/comm/mpi.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <numeric>
 #include <vector>
 
@@ -263,6 +266,30 @@ TEST(Mpi, ALateRankIsWaitedFor) {
   Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   if (comm.rank() == 0) usleep(300'000);
   comm.barrier({});
+}
+
+// A rank that does not run until its deadline is over, as on a machine with too few cores, finds what its peers have sent meanwhile.
+TEST(Mpi, AStoppedRankFindsWhatHasArrived) {
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+  if (comm.size() == 1) GTEST_SKIP() << "one rank has no peers";
+  comm.barrier({});
+  pid_t stopping = 0;
+  if (comm.rank() == 0) {
+    comm.set_timeout_ms(1'000);
+    pid_t const self = getpid();
+    stopping = fork();
+    if (stopping == 0) {
+      usleep(100'000);
+      kill(self, SIGSTOP);
+      usleep(3'000'000);
+      kill(self, SIGCONT);
+      _exit(0);
+    }
+  } else {
+    usleep(300'000);
+  }
+  comm.barrier({});
+  if (stopping > 0) waitpid(stopping, nullptr, 0);
 }
 
 TEST(Mpi, TooLongAMessageIsAMismatch) {
