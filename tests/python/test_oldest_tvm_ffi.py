@@ -25,9 +25,10 @@ def test_it_is_the_oldest_that_the_package_allows():
     assert found == allowed
 
 
-@pytest.mark.parametrize("file", ["test_extension.py", "test_numpy.py", "test_groups.py", "test_torch.py"])
-def test_the_tests_of_the_package_on_it(file):
-    done = subprocess.run([sys.executable, HERE / "run.py", HERE / file], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+def test_the_tests_of_the_package_on_it():
+    """In one process: an import of torch takes seconds."""
+    files = [HERE / name for name in ("test_extension.py", "test_numpy.py", "test_groups.py", "test_torch.py")]
+    done = subprocess.run([sys.executable, HERE / "run.py", *files], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
