@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeTestSlots.cmake: what a test reserves while ctest runs others beside it.
 
-# MOE_GPU_LOCK: the resource lock of tests that need GPUs, of which one runs at a time. Without a GPU they all report skipped, and need not
-# wait for each other.
+# MOE_GPU_LOCK: the resource lock of tests that need GPUs, of which one runs at a time. In a build that will run on none (MOE_RUN_CUDA is
+# OFF) they all report skipped, and need not wait for each other.
 set(MOE_GPU_LOCK "")
-if(MOE_GPU_FOUND)
+if(MOE_RUN_CUDA)
   set(MOE_GPU_LOCK gpu)
 endif()
 
 # moe_rank_slots(result label ranks): how many of ctest's parallel tests one of several ranks counts as: one for each rank, since tests of
-# deadlines fail where ranks wait for a core. Ranks with a GPU each do not run where there is none, and report skipped.
+# deadlines fail where ranks wait for a core. Ranks with a GPU each report skipped at once in a build that will run on none.
 function(moe_rank_slots result label ranks)
   set(slots ${ranks})
-  if(label STREQUAL "multigpu" AND NOT MOE_GPU_FOUND)
+  if(label STREQUAL "multigpu" AND NOT MOE_RUN_CUDA)
     set(slots 1)
   endif()
   set(${result} ${slots} PARENT_SCOPE)
