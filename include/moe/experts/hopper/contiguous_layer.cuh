@@ -12,11 +12,10 @@
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
-#include "moe/experts/hopper/common/matrix_layout.hpp"
-#include "moe/experts/hopper/common/tensor_map.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_setup.cuh"
+#include "moe/experts/hopper/layer/column_call.cuh"
 #include "moe/experts/hopper/layer/layer_params.cuh"
-#include "moe/experts/hopper/layer/row_codes.cuh"
 #include "moe/experts/hopper/layer/self_align.cuh"
 #include "moe/experts/hopper/token/launch.cuh"
 
@@ -35,6 +34,7 @@ struct ContiguousLayer::State {
   void const* weights[2];    ///< w13, w2
   LayerConstants constants;  ///< arguments of the kernels that are the same in every call
   LayerLauncher launcher;
+  int multiprocessors;
   int workers;
   int* counters = nullptr;  ///< for kernels that plan for themselves: next unit, exits, then as in the workspace
   State() = default;
@@ -50,6 +50,7 @@ struct ContiguousLayer::State {
     bool self_align;  ///< no aligning kernel
     bool quantises;   ///< x has 16-bit elements and this call quantises it
     bool prepares;    ///< the products read codes of x that this call writes
+    ColumnCut cut;    ///< blocks of columns; no blocks: the kernel without them
     std::int64_t x_stride;
     std::int64_t x_scale_stride;
   };
@@ -59,8 +60,10 @@ struct ContiguousLayer::State {
   /// Whether x has 16-bit elements and the call quantises it.
   bool quantises(LayerCall const& call) const { return scheme == Scheme::fp8_block && call.x_scales == nullptr; }
 
-  /// Enqueues the layer.
+  /// Enqueues the layer, and tells the completions of a call whose kernels do not.
   void enqueue(Request const& request, Tuning const& tuning, cudaStream_t stream) const;
+  /// Enqueues the layer. Whether its kernel tells the completions.
+  bool compute(Request const& request, Tuning const& tuning, cudaStream_t stream) const;
   /// E_ARG for a call that the kernels cannot read.
   void check(Request const& request, Plan const& plan) const;
   /// The kernel and its tiles, limited to those that the layer has.
@@ -83,51 +86,6 @@ inline constexpr int kStateCounters = kSelfAlignSlots + 2 * Workspace::kMaxSplit
 inline constexpr int kStateFinished = 1024;  ///< two per weight tile of phase 1
 inline constexpr int kStateInts = kStateHead + kStateCounters + kStateFinished;
 
-/// Row-scaled: how the warps that quantise rows of the intermediate divide them.
-template <Scheme S>
-inline void divide_rows(int intermediate, IntermediateRows& inter) {
-  inter.lane_chunks = (intermediate / RowCodes<S>::kValues + 31) / 32;
-  inter.rows_together = RowCodes<S>::kHeld / inter.lane_chunks;
-}
-
-/// E_ARG, E_UNSUPPORTED for weights that the kernels of a scheme cannot read.
-inline void check_weights(LayerWeights const& w, Scheme scheme, bool interleaved) {
-  if (interleaved && scheme == Scheme::fp8_block) {
-    throw Error(
-        ErrorCode::unsupported,
-        "hopper experts: interleaved gate and up rows share scale blocks in fp8_block. De-interleave the weights when loading them");
-  }
-  if (is_scaled(scheme) && (w.w13_scales == nullptr || w.w2_scales == nullptr)) {
-    throw Error(ErrorCode::argument, text("hopper experts: w13_scales or w2_scales is null, ", name(scheme), " needs both"));
-  }
-  for (void const* pointer : {w.w13, w.w2}) {
-    if (pointer == nullptr) throw Error(ErrorCode::argument, "hopper experts: w13 or w2 is null");
-  }
-}
-
-inline LayerConstants layer_constants(LocalShape const& shape, Scheme scheme, LayerWeights const& w, LayerOptions const& options,
-                                      GateUp order) {
-  int const bytes = element_bytes(scheme);
-  std::int64_t const experts = shape.num_experts;
-  LayerConstants c{};
-  c.w13 = make_tensor_map(w.w13, bytes, order == GateUp::halves ? 2 * experts : experts, shape.intermediate,
-                          order == GateUp::interleaved ? 2LL * shape.hidden : shape.hidden, 128);
-  c.w2 = make_tensor_map(w.w2, bytes, experts, shape.hidden, shape.intermediate, 128);
-  c.matrix[0] = w13_layout(shape, order);
-  c.matrix[1] = w2_layout(shape);
-  c.intermediate = shape.intermediate;
-  c.tensor_scales = w.tensor_scales;
-  c.w13_scales = w.w13_scales;
-  c.w2_scales = w.w2_scales;
-  c.w13_bias = w.w13_bias;
-  c.w2_bias = w.w2_bias;
-  c.static_scale = options.static_scale;
-  c.scale_floor = options.scale_floor;
-  c.amax_bound = options.amax_bound;
-  c.activation = activation_params(options.activation, options.constants);
-  return c;
-}
-
 }  // namespace detail
 
 [[gnu::used]] inline ContiguousLayer::ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options,
@@ -147,6 +105,7 @@ inline LayerConstants layer_constants(LocalShape const& shape, Scheme scheme, La
   state_->weights[1] = weights.w2;
   state_->constants = detail::layer_constants(shape, scheme, weights, options, state_->order);
   state_->launcher = launcher;
+  state_->multiprocessors = multiprocessors;
   state_->workers = options.workers > 0 ? std::min(options.workers, multiprocessors) : multiprocessors;
   check_cuda(cudaMalloc(&state_->counters, detail::kStateInts * sizeof(int)), "cudaMalloc");
   check_cuda(cudaMemset(state_->counters, 0, detail::kStateInts * sizeof(int)), "cudaMemset");
@@ -251,6 +210,8 @@ inline void ContiguousLayer::State::complete(Request const& r, Plan& plan) const
   plan.self_align = t.self_align && r.call.arrivals == nullptr && !r.batched() && t.cluster == 1 && plan.space.slots <= kSelfAlignSlots &&
                     t.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
                     2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
+  bool const largest = plan.blocks || (!scaled() && t.tile_rows > 64);
+  if (largest && launcher.enqueue_columns != nullptr && !r.batched()) plan.cut = detail::cut_of(r.call, t, shape);
 }
 
 inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const& plan) const {
@@ -330,13 +291,24 @@ inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
 
 inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const& wanted, cudaStream_t stream) const {
   LayerCall const& call = request.call;
+  detail::check_columns(call, wanted, shape.hidden);
+  bool const nothing = call.max_tokens == 0 && call.completions != nullptr;
+  if (!nothing && compute(request, wanted, stream)) return;
+  if (call.completions != nullptr) detail::launch_tell(*call.completions, stream);
+}
+
+inline bool ContiguousLayer::State::compute(Request const& request, Tuning const& wanted, cudaStream_t stream) const {
+  LayerCall const& call = request.call;
   Plan plan = choose_kernel(request, wanted);
   check(request, plan);
-  if (call.max_tokens == 0) return;
+  if (call.max_tokens == 0) return false;
 
   if (plan.tuning.one_token && call.max_tokens == 1 && call.arrivals == nullptr && !request.batched()) {
     TokenPlan const token = plan_token(shape, scheme, workers);
-    if (takes_token(call, token)) return launch_token(token_params(call, token, request.workspace), scheme, workers, stream);
+    if (takes_token(call, token)) {
+      launch_token(token_params(call, token, request.workspace), scheme, workers, stream);
+      return false;
+    }
   }
 
   complete(request, plan);
@@ -350,13 +322,21 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
     detail::launch_align(sort, quantizers(sort), stream);
   }
   LayerParams const params = layer_params(request, plan, align);
+  if (plan.cut.blocks > 0) {
+    int const cluster = plan.tuning.cluster;
+    int const grid = workers / cluster * cluster;
+    ColumnBlocks const columns = detail::column_blocks(call, plan.cut, align, {grid, cluster, multiprocessors - grid});
+    launcher.enqueue_columns(params, columns, workers, plan.tuning, stream);
+    return true;
+  }
   launcher.enqueue(params, workers, plan.tuning, stream);
-  if (align.topk == 1 || plan.self_align) return;
+  if (align.topk == 1 || plan.self_align) return false;
   if (scheme == Scheme::f16) {
     detail::launch_reduce<__half>(align, params.rows_out, call.out, workers, stream);
   } else {
     detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
   }
+  return false;
 }
 
 [[gnu::used]] inline void ContiguousLayer::forward(LayerCall const& call, Tuning const& tuning, void* workspace,

@@ -12,6 +12,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/comm/arrivals.hpp"
+#include "moe/comm/completions.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/check.hpp"
 #include "moe/core/cuda_space.hpp"
@@ -152,24 +153,37 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, packed; one rounding of the float32
     /// sum of rows rounded to Output. Enqueues. E_ARG, E_UNSUPPORTED before anything is launched.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
-      hopper::LayerCall call{};
-      if constexpr (kHasScales) {
-        call.x_scales = tokens.scales.data_handle();
-        call.x_scale_stride = tokens.scales.stride(0);
-      }
-      enqueue(tokens, call, y, stream);
+      enqueue(tokens, call_of(tokens), y, stream);
     }
     /// The same beside the dispatch that brings the rows: the last kernel in `stream` is that of `arrivals`. The products of an expert wait
     /// for its rows, by the exchange's deadline.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
       requires(Format == ActivationFormat::standard && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
     {
-      hopper::LayerCall call{};
-      if constexpr (kHasScales) {
-        call.x_scales = tokens.scales.data_handle();
-        call.x_scale_stride = tokens.scales.stride(0);
-      }
+      hopper::LayerCall call = call_of(tokens);
       call.arrivals = &arrivals;
+      enqueue(tokens, call, y, stream);
+    }
+    /// The same, and tells the combine which columns of y are complete: every block, also without rows. The large calls of gated activations
+    /// without biases or weights on the input do so block by block, all others behind their last kernel. The next kernel in `stream` may
+    /// begin before y is complete, and does not have it behind it before it has waited for the end of the kernel before it. E_ARG also for
+    /// blocks that do not cover `hidden`, over 32 ranks, and no round.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Completions const& completions,
+               cudaStream_t stream) const
+      requires(Format == ActivationFormat::standard && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
+    {
+      hopper::LayerCall call = call_of(tokens);
+      call.completions = &completions;
+      enqueue(tokens, call, y, stream);
+    }
+    /// Both.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Arrivals const& arrivals,
+               comm::Completions const& completions, cudaStream_t stream) const
+      requires(Format == ActivationFormat::standard && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))
+    {
+      hopper::LayerCall call = call_of(tokens);
+      call.arrivals = &arrivals;
+      call.completions = &completions;
       enqueue(tokens, call, y, stream);
     }
     /// The same from rows that the kernels quantise themselves.
@@ -217,10 +231,19 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
     static constexpr int kExpectedRows = 16;  // of an expert, if Params do not say
     static constexpr bool kQuantizesRows = hopper_quantizes_rows<Config, Quant, Format>;
 
+    static hopper::LayerCall call_of(StandardTokensOf<Config, Quant> const& tokens) {
+      hopper::LayerCall call{};
+      if constexpr (kHasScales) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
+      return call;
+    }
     template <class Tokens>
     void enqueue(Tokens const& tokens, hopper::LayerCall call, Rows<Output> y, cudaStream_t stream) const {
-      if (!standard_call(tokens, y, call)) return;
-      if (expected_rows_ == 0) {
+      bool const any = standard_call(tokens, y, call);
+      if (!any && call.completions == nullptr) return;
+      if (!any || expected_rows_ == 0) {
         layer_.forward(call, workspace_, stream);
       } else {
         bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;

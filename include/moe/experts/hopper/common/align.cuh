@@ -7,6 +7,7 @@
 
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/arriving_rows.cuh"
+#include "moe/experts/hopper/common/column_order.hpp"
 #include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
@@ -69,7 +70,7 @@ __device__ inline int rows_in_block(AlignArgs const& a, int* histogram, int* tot
 }
 
 /// Clears the counters of the layer kernel: the second CTA those of the tiles, the next two those of each phase's parts of K, the fifth
-/// those of copied rows.
+/// those of copied rows, the sixth those of blocks of columns.
 __device__ inline void clear_counters(AlignArgs const& a, Control const& control, int rank) {
   int const thread = static_cast<int>(threadIdx.x);
   if (rank == 1) {
@@ -86,6 +87,7 @@ __device__ inline void clear_counters(AlignArgs const& a, Control const& control
   if (rank == 4 && a.copied != nullptr) {
     for (int i = thread; i < control.token_tiles; i += kAlignThreads) a.copied[i] = 0;
   }
+  if (rank == 5 && thread < 2 * kMostColumnBlocks) a.next_unit[kColumnCounters + thread] = 0;
 }
 
 /// Batched format: writes the sorted rows of each expert, in the order of its block.

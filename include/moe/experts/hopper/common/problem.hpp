@@ -10,7 +10,8 @@
 #include "moe/core/error.hpp"
 
 namespace moe::comm {
-struct Arrivals;  // comm/arrivals.hpp
+struct Arrivals;     // comm/arrivals.hpp
+struct Completions;  // comm/completions.hpp
 }
 
 namespace moe::hopper {
@@ -88,10 +89,12 @@ struct Tuning {
   int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
+  int column_blocks = 0;    ///< 1 to 8: GEMM2 in at most so many blocks of columns, sums over the slots in its kernel; the most rows a tile
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
     return out << "Tuning{tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster " << t.raster << ", cluster "
-               << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
+               << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << ", column_blocks " << t.column_blocks
+               << "}";
   }
 };
 
@@ -128,6 +131,10 @@ struct LayerCall {
   /// bf16, fp16, or fp8_block with x_scales: rows of x, and their scales, are still coming. x, its ids and weights, or its batches, are
   /// what the counts are of.
   comm::Arrivals const* arrivals = nullptr;
+  /// Whom to tell which columns of `out` are complete, in its blocks: block by block by the kernels with the most rows a tile of bf16, fp16
+  /// and fp8_block, gated activations without biases or weights on the input. Other calls, also those with max_tokens 0, tell all blocks
+  /// behind their last kernel. The kernel after them in the stream may begin before they end; it must then wait for their end itself.
+  comm::Completions const* completions = nullptr;
 };
 
 /// Elements between rows of k; E_ARG for an impossible stride.

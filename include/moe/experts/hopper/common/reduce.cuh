@@ -15,6 +15,26 @@ namespace moe::hopper {
 
 namespace detail {
 
+/// Adds eight columns of the rows of four slots, in order.
+template <class Output>
+__device__ inline void add_four(uint4 const (&value)[4], float (&sum)[8]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (std::is_same_v<Output, __half>) {
+        float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
+        sum[2 * w] += f.x;
+        sum[2 * w + 1] += f.y;
+      } else {
+        sum[2 * w] += __uint_as_float(word[w] << 16);
+        sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
+      }
+    }
+  }
+}
+
 /// Adds eight columns of the rows of a token's slots that were computed, in order.
 template <class Output>
 __device__ inline void add_slots(Output const* rows, SlotIds ids, long long token, int topk, int num_experts, int hidden, int column,
@@ -28,21 +48,7 @@ __device__ inline void add_slots(Output const* rows, SlotIds ids, long long toke
       bool const there = j0 + j < topk && static_cast<unsigned>(slot_ids[j0 + j < topk ? j0 + j : 0]) < static_cast<unsigned>(num_experts);
       value[j] = there ? __ldcg(slot_rows + static_cast<long long>(j0 + j) * (hidden / 8)) : make_uint4(0, 0, 0, 0);
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (std::is_same_v<Output, __half>) {
-          float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
-          sum[2 * w] += f.x;
-          sum[2 * w + 1] += f.y;
-        } else {
-          sum[2 * w] += __uint_as_float(word[w] << 16);
-          sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
-        }
-      }
-    }
+    add_four<Output>(value, sum);
   }
 }
 

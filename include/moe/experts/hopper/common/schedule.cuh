@@ -36,7 +36,7 @@ struct alignas(16) Control {
   int token_tiles;  ///< total number of entries
   int rows;         ///< valid slots
   int missing;      ///< slots of valid tokens that no local expert computes
-  int pad;
+  int tokens;       ///< blocks of columns: valid tokens; set by the layer kernel in its own copy
   int splits[2];  ///< parts of K in each phase
   int units[2];   ///< units of each phase
 };
@@ -44,21 +44,22 @@ static_assert(sizeof(Control) == 32);
 
 /// One unit, decoded for one CTA.
 struct alignas(16) Unit {
-  int phase;  ///< 0, 1; -1 ends
+  int phase;  ///< 0, 1; 2 with blocks of columns: sums of tokens; -1 ends
   int expert;
-  int first_row;  ///< sorted position
+  int first_row;  ///< sorted position; of sums: the first token
   int rows;       ///< 0 to tile_rows; 0 only if a cluster has more CTAs than the expert has tiles left
   int feature;    ///< first gate (and up) row in phase 0, first output column in phase 1
   int k_begin;    ///< in steps of 128 bytes of K
   int k_count;
-  int token_tile;  ///< index of the counter that tells when the tile's rows are complete
-  int tile;        ///< entry × weight tile in this phase: index of the split-K counter
+  int token_tile;  ///< index of the counter that tells when the tile's rows are complete; of sums: reports of GEMM2 to wait for
+  int tile;        ///< entry × weight tile in this phase: index of the split-K counter; of sums: reports that complete the block
   int split;
   int splits;
   int shared;       ///< more than one token tile reads these weights
   int rows_shared;  ///< block kernel, clusters of two: both CTAs have these rows, with different weight tiles
   int loaded_rows;  ///< block kernel: rows to load, also if the CTA has no weight tile left and `rows` is 0
-  int pad[2];
+  int block;        ///< blocks of columns: the block, in phases 1 and 2
+  int columns;      ///< of sums
 };
 static_assert(sizeof(Unit) == 64);
 
@@ -69,6 +70,10 @@ struct UnitSpace {
   int raster;
   int gate_features;  ///< features of a weight tile in phase 0: kGateFeatures, or kOutputFeatures without gates
 };
+
+/// Ints behind the counter that units are drawn from: for each block of columns, reports of GEMM2, then reports of sums. The aligning kernel
+/// clears them, like the other counters of a call: the layer kernel that counted in them before has ended by then.
+inline constexpr int kColumnCounters = 64;
 
 inline constexpr int kGateFeatures = 128;    ///< features of a weight tile in phase 0: 128 gate and 128 up rows
 inline constexpr int kOutputFeatures = 256;  ///< in phase 1

@@ -272,8 +272,15 @@ __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
   }
 }
 
-/// One unit of a warpgroup, products and epilogue. `chunk`: the next chunk of box scales.
-template <int Stages, int Cluster, class Activation, class Memory>
+/// A consumer warp has stored its part of a unit.
+template <class Memory>
+__device__ inline void arrive_stored(Memory const& memory, int entry) {
+  __syncwarp();
+  if (elect_one()) arrive(memory.stored(entry));
+}
+
+/// One unit of a warpgroup, products and epilogue. `chunk`: the next chunk of box scales. Columns: GEMM2's units are reported, too.
+template <int Stages, int Cluster, class Activation, bool Columns, class Memory>
 __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Memory const& memory, RingState<Stages>& ring,
                                       RingState<kScaleChunks>& chunk, ConsumerUnit const& unit, int group) {
   using Layout = BlockLayout<Stages>;
@@ -320,10 +327,7 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
   } else {
     for_chunks([&](int steps) { skip<Stages, Cluster, false>(memory, ring, steps); });
   }
-  if (first) {
-    __syncwarp();
-    if (elect_one()) arrive(memory.stored(unit.entry));
-  }
+  if (Columns || first) arrive_stored(memory, unit.entry);
 }
 
 }  // namespace moe::hopper

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/layer/block_consumer.cuh"
+#include "moe/experts/hopper/layer/column_blocks.cuh"
 #include "moe/experts/hopper/layer/layer_kernel.cuh"
 
 namespace moe::hopper {
@@ -56,10 +57,35 @@ __device__ inline Unit decode_block_unit(UnitSpace const& space, Control const& 
   return unit;
 }
 
+/// The schedule of blocks of columns: the publishing warp reports for a CTA.
+template <int Cluster>
+using BlockColumns = ColumnSchedule<Cluster, Cluster == 2, 1>;
+
+/// Unit `number`, of kernels with or without blocks of columns.
+template <int Cluster, class Params>
+__device__ inline Unit decode_block(Params const& params, Control const& control, int const (&weight_tiles)[2], int number, int rank) {
+  auto const& p = params.base;
+  UnitSpace const& space = p.align.plan.space;
+  TokenTile const* const tiles = p.align.plan.tiles;
+  if constexpr (kColumnBlocks<Params>) {
+    if (number >= control.units[0]) {
+      BlockColumns<Cluster> const columns(params.columns, control, p.align.hidden);
+      return columns.decode(params.columns, control, p.align.hidden, number - control.units[0], rank,
+                            [&](int of_block, Control const& only, int local) {
+                              UnitSpace part = space;
+                              part.weight_tiles[1] = columns.entries(of_block);
+                              int const both[2] = {weight_tiles[0], of_block};
+                              return decode_block_unit<Cluster>(part, only, tiles, both, local, rank);
+                            });
+    }
+  }
+  return decode_block_unit<Cluster>(space, control, tiles, weight_tiles, number, rank);
+}
+
 /// Draws units and loads weights, rows and row scales. If GEMM2's rows are not complete yet, weights are loaded ahead as far as the ring
 /// holds.
-template <int Stages, int Cluster, class Memory>
-__device__ void load_blocks(BlockParams const& params, Memory const& memory, int rank) {
+template <int Stages, int Cluster, class Params, class Memory>
+__device__ void load_blocks(Params const& params, Memory const& memory, int rank) {
   using Layout = BlockLayout<Stages>;
   auto const& p = params.base;
   Control const control = *memory.control();
@@ -71,14 +97,46 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
   RingState<kUnitEntries> units;
   RingState<kUnitEntries> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
+  [[maybe_unused]] int limit = 0;
+  if constexpr (kColumnBlocks<Params>) {
+    limit = BlockColumns<Cluster>(params.columns, control, p.align.hidden).limit(params.columns, control);
+  }
+  auto const draw = [&] {
+    if constexpr (kColumnBlocks<Params>) return draw_below(limit, p.align.next_unit, number);
+    return atomicAdd(p.align.next_unit, 1);
+  };
+  auto const send_number = [&] {  // by now the drawn number has arrived
+    if constexpr (Cluster > 1) {
+      store_cluster(memory.number(drawn.stage), 1, number);
+      ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
+      arrive_cluster(memory.number_full(drawn.stage), 1);
+    }
+  };
+  auto const receive_number = [&] {
+    if constexpr (Cluster > 1) {
+      if (rank == 1) {
+        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
+        number = *static_cast<int volatile*>(memory.number(drawn.stage));
+      }
+      drawn.advance();
+    }
+  };
   while (true) {
-    Unit const unit = decode_block_unit<Cluster>(p.align.plan.space, control, p.align.plan.tiles, weight_tiles, number, rank);
-    if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
+    Unit const unit = decode_block<Cluster>(params, control, weight_tiles, number, rank);
+    if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = draw();
     wait_parity(memory.unit_empty(units.stage), units.parity ^ 1u);
     *memory.unit(units.stage) = unit;
     arrive(memory.unit_full(units.stage));
     units.advance();
     if (unit.phase < 0) return;
+    if constexpr (kColumnBlocks<Params>) {
+      if (unit.phase == 2) {
+        pass_stage(memory, ring);
+        if (rank == 0) send_number();
+        receive_number();
+        continue;
+      }
+    }
     bool const first = unit.phase == 0;
     CUtensorMap const* const map = first ? &p.layer.w13 : &p.layer.w2;
     CUtensorMap const* const rows_map = &params.rows[unit.phase];
@@ -116,14 +174,8 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
       }
       tma_load(memory.stage(stage) + Layout::kRowScales, scales_map, full, unit.first_row & ~3, k, 0, again);
     };
-    auto const send_number = [&](int k) {
-      if constexpr (Cluster > 1) {
-        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has arrived
-          store_cluster(memory.number(drawn.stage), 1, number);
-          ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
-          arrive_cluster(memory.number_full(drawn.stage), 1);
-        }
-      }
+    auto const send_at = [&](int k) {
+      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number();
     };
     int k = 0;
     if ((!first || p.align.copied != nullptr) && rows > 0) {  // beside the dispatch GEMM1's rows come late, too
@@ -135,7 +187,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
           wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
           load_weights(k, ring.stage);
           ring.advance();
-          send_number(k);
+          send_at(k);
         }
         wait_counter(ready, target);
         ptx::fence_proxy_async();
@@ -153,21 +205,15 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
       load_weights(k, ring.stage);
       load_rows(k, ring.stage);
       ring.advance();
-      send_number(k);
+      send_at(k);
     }
-    if constexpr (Cluster > 1) {
-      if (rank == 1) {
-        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
-        number = *static_cast<int volatile*>(memory.number(drawn.stage));
-      }
-      drawn.advance();
-    }
+    receive_number();
   }
 }
 
 /// A warp that loads the scales of each unit's two weight boxes, chunk by chunk. Tried: each scale by cp.async into
 /// its stage, which put two more arrivals into every step.
-template <int Stages, class Memory>
+template <int Stages, bool Columns, class Memory>
 __device__ void load_box_scales(LayerParams const& p, Memory const& memory) {
   int const lane = thread_index() & 31;
   RingState<kUnitEntries> units;
@@ -178,6 +224,7 @@ __device__ void load_box_scales(LayerParams const& p, Memory const& memory) {
     arrive(memory.unit_empty(units.stage));
     units.advance();
     if (unit.phase < 0) return;
+    if (Columns && unit.phase == 2) continue;
     bool const first = unit.phase == 0;
     int const blocks = (first ? p.align.hidden : p.layer.intermediate) / 128;
     int const out_blocks = (first ? 2 * p.layer.intermediate : p.align.hidden) / 128;
@@ -198,12 +245,36 @@ __device__ void load_box_scales(LayerParams const& p, Memory const& memory) {
   }
 }
 
+/// With blocks of columns: a warp tells the other CTAs which rows of the intermediate are complete, and reports units of GEMM2 and of sums.
+template <class Params, class Memory>
+__device__ void publish_columns(Params const& params, Memory const& memory) {
+  LayerParams const& p = params.base;
+  Control const* const control = memory.control();
+  tell_without_tokens(params.columns, control);
+  RingState<kUnitEntries> units;
+  while (true) {
+    wait_parity(memory.unit_full(units.stage), units.parity);
+    Unit const unit = *memory.unit(units.stage);
+    if (unit.phase < 0) return;
+    wait_parity(memory.stored(units.stage), units.parity);
+    if (unit.phase > 0) {
+      report_columns(params.columns, control, unit);
+    } else if ((thread_index() & 31) == 0 && unit.rows > 0) {
+      fence_device();
+      atomicAdd(p.align.counters + unit.token_tile, 1);
+    }
+    arrive(memory.unit_empty(units.stage));
+    units.advance();
+  }
+}
+
 /// Whether a scheme and activation have this kernel.
 template <Scheme S, class Activation>
 inline constexpr bool kHasBlockKernel = S == Scheme::fp8_block && Activation::kFineTiles && Activation::kGating == 1;
 
-template <int Stages, int Cluster, class Activation>
-__global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant__ BlockParams const params) {
+template <int Stages, int Cluster, class Activation, class Params = BlockParams>
+__global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant__ Params const params) {
+  constexpr bool kColumns = kColumnBlocks<Params>;
   auto const& p = params.base;
   extern __shared__ char block_smem[];
   BlockShared<Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
@@ -218,7 +289,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     }
     for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 32 + 1);  // consumers, box scales, publishing thread
+      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 32 + (kColumns ? 32 : 1));  // consumers, box scales, publisher
       ptx::mbarrier_init(memory.stored(s), 8);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
@@ -236,7 +307,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   }
   detail::wait_for_plan(p);
 
-  if (threadIdx.x == 0) *memory.control() = *p.align.control;
+  if (threadIdx.x == 0) *memory.control() = control_of(params, p.align);
   if (blockIdx.x == 0 && threadIdx.x == 0 && !p.align.beside_dispatch) *p.align.sorted = 0;  // the next call's sort needs it zero
   ptx::fence_proxy_async();                                                                  // x was quantised by ordinary stores
   __syncthreads();
@@ -246,21 +317,37 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     // Waits for room in the ring, for a free entry to announce a unit and, in phase 1, for rows that any CTA publishes; beside the
     // dispatch, in phase 0, for rows that CTAs of the aligning kernel copy.
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
-    // Waits for announced units and, in phase 0, until both warpgroups have stored the unit.
-    if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
+    // Waits for announced units and, in phase 0, with blocks of columns in all phases, until both warpgroups have stored the unit.
+    if constexpr (kColumns) {
+      if (warp == kConsumerThreads / 32 + 2) publish_columns(params, memory);
+    } else {
+      if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
+    }
     // Waits for announced units and for a free chunk.
-    if (warp == kConsumerThreads / 32 + 1) load_box_scales<Stages>(p, memory);
+    if (warp == kConsumerThreads / 32 + 1) load_box_scales<Stages, kColumns>(p, memory);
   } else {
-    // Wait for announced units and for full stages of the ring; release each stage to all loaders of the cluster.
+    // Wait for announced units and for full stages of the ring; release each stage to all loaders of the cluster. Units of sums: wait for
+    // GEMM2 of the block by any CTA.
     take_registers<232>();
     int const group = static_cast<int>(uniform(static_cast<std::uint32_t>(warp >> 2)));
-    if (p.align.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
+    if constexpr (!kColumns) {
+      if (p.align.topk == 1 && memory.control()->missing > 0)
+        detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
+    }
 
     RingState<Stages> ring;
     RingState<kScaleChunks> chunk;
     RingState<kUnitEntries> units;
     for (ConsumerUnit unit = next_consumer_unit(memory, units); unit.phase >= 0; unit = next_consumer_unit(memory, units)) {
-      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, chunk, unit, group);
+      if constexpr (kColumns) {
+        if (unit.phase == 2) {
+          skip<Stages, Cluster, false>(memory, ring, 1);
+          sum_columns<__nv_bfloat16>(p, params.columns, *memory.unit(unit.entry), group);  // the publisher holds the entry
+          arrive_stored(memory, unit.entry);
+          continue;
+        }
+      }
+      consume_blocks<Stages, Cluster, Activation, kColumns>(p, params.scale_stride, memory, ring, chunk, unit, group);
     }
   }
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here

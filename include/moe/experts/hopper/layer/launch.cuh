@@ -13,25 +13,24 @@
 
 namespace moe::hopper::detail {
 
-template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
-inline void launch_layer(LayerParams const& p, int workers, cudaStream_t stream) {
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, class Params>
+inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = SmemLayout<S, Stages, MaxRows>::kBytes;
-  constexpr auto* kKernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation>;
+  constexpr auto* kKernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation, Params>;
   allow_shared_memory<kKernel>(kSmem);
   launch(kKernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
-template <int Cluster, class Activation>
-inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream) {
+template <int Cluster, class Activation, class Params>
+inline void launch_blocks(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = BlockLayout<4>::kBytes;
-  constexpr auto* kKernel = block_kernel<4, Cluster, Activation>;
+  constexpr auto* kKernel = block_kernel<4, Cluster, Activation, Params>;
   allow_shared_memory<kKernel>(kSmem);
   launch(kKernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
 /// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales are in the sorted order, which tensor maps describe.
-template <class Activation>
-void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cudaStream_t stream) {
+inline BlockParams block_params(LayerParams const& base) {
   AlignArgs const& a = base.align;
   std::int64_t const slots = std::int64_t{a.max_tokens} * a.topk;
   int const intermediate = base.layer.intermediate;
@@ -42,6 +41,10 @@ void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cuda
   p.rows[1] = make_tensor_map(base.inter.rows, 1, 1, slots, intermediate, 64);
   p.scales[0] = make_scale_map(base.input.scales, a.hidden / 128, slots, p.scale_stride, kRowScaleCount);
   p.scales[1] = make_scale_map(base.inter.scales, intermediate / 128, slots, p.scale_stride, kRowScaleCount);
+  return p;
+}
+template <class Activation, class Params>
+void launch_blocks_tuned(Params const& p, int workers, int cluster, cudaStream_t stream) {
   if (cluster == 1) {
     launch_blocks<1, Activation>(p, workers, stream);
   } else {
@@ -62,11 +65,32 @@ void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cuda
   } else if (t.tile_rows <= 64) {
     launch_layer<S, Tiles::kMediumStages, 64, 1, Activation>(p, workers, stream);
   } else if (t.tile_rows > kMostRows<S>) {
-    if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(p, workers, t.cluster, stream);
+    if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(block_params(p), workers, t.cluster, stream);
   } else if (t.cluster == 1) {
     launch_layer<S, kStages, kMostRows<S>, 1, Activation>(p, workers, stream);
   } else if constexpr (kHasClusters<S, Activation>) {
     launch_layer<S, kStages, kMostRows<S>, 2, Activation>(p, workers, stream);
+  }
+}
+
+/// Kernels with blocks of columns: those of the most rows a tile, bf16, f16 and fp8_block (kBlockRows), of gated activations with every
+/// tile.
+template <Scheme S, class Activation>
+inline constexpr bool kHasColumnBlocks =
+    (S == Scheme::bf16 || S == Scheme::f16 || S == Scheme::fp8_block) && Activation::kFineTiles && Activation::kGating == 1;
+
+template <Scheme S, class Activation, class Tiles>
+void launch_layer_columns(LayerParams const& p, ColumnBlocks const& columns, int workers, Tuning const& t, cudaStream_t stream) {
+  if constexpr (S == Scheme::fp8_block) {
+    launch_blocks_tuned<Activation>(WithColumns<BlockParams>{block_params(p), columns}, workers, t.cluster, stream);
+  } else {
+    WithColumns<LayerParams> const with{p, columns};
+    constexpr int kStages = Tiles::large_stages(S);
+    if (t.cluster == 1) {
+      launch_layer<S, kStages, kMostRows<S>, 1, Activation>(with, workers, stream);
+    } else {
+      launch_layer<S, kStages, kMostRows<S>, 2, Activation>(with, workers, stream);
+    }
   }
 }
 
@@ -78,7 +102,9 @@ template <Scheme S, class Activation, class Tiles>
 LayerLauncher layer_launcher() {
   static_assert(layer_smem_bytes<S, Tiles>() <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor");
   constexpr bool kClusters = detail::kHasClusters<S, Activation> || kHasBlockKernel<S, Activation>;
-  return {&detail::launch_layer_tuned<S, Activation, Tiles>, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
+  LayerLauncher launcher{&detail::launch_layer_tuned<S, Activation, Tiles>, nullptr, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
+  if constexpr (detail::kHasColumnBlocks<S, Activation>) launcher.enqueue_columns = &detail::launch_layer_columns<S, Activation, Tiles>;
+  return launcher;
 }
 
 }  // namespace moe::hopper

@@ -11,11 +11,15 @@ struct CUstream_st;
 namespace moe::hopper {
 
 struct LayerParams;
+struct ColumnBlocks;
 
 /// The kernels of one scheme and activation.
 struct LayerLauncher {
   /// Enqueues the layer kernel that `tuning` selects on `workers` multiprocessors.
   void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
+  /// Likewise the kernel with the most rows a tile, with blocks of columns and the sums over the slots, which no kernel then follows. Null:
+  /// there is none.
+  void (*enqueue_columns)(LayerParams const& params, ColumnBlocks const& columns, int workers, Tuning const& tuning, CUstream_st* stream);
   int max_cluster;    ///< largest Tuning::cluster with a kernel
   bool block_kernel;  ///< has tiles of kBlockRows rows in fp8_block
 };

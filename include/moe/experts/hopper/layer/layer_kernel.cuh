@@ -11,6 +11,7 @@
 #include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/reduce.cuh"
 #include "moe/experts/hopper/layer/beside_dispatch.cuh"
+#include "moe/experts/hopper/layer/column_blocks.cuh"
 #include "moe/experts/hopper/layer/epilogue.cuh"
 #include "moe/experts/hopper/layer/loaders.cuh"
 #include "moe/experts/hopper/layer/mainloop.cuh"
@@ -107,10 +108,20 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
   }
 }
 
+/// A warpgroup's unit of sums.
+template <Scheme S, int Stages, int Cluster, class Params, class Memory>
+__device__ inline void sum_unit(Params const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit, int group) {
+  skip<Stages, Cluster, SchemeTraits<S>::kBlock>(memory, ring, 1);
+  sum_columns<typename SchemeTraits<S>::Output>(p, p.columns, unit, group);
+  group_barrier(group);
+  if ((thread_index() & 127) < 32) report_columns(p.columns, memory.control(), unit);
+}
+
 }  // namespace detail
 
-template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
-__global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ LayerParams const p) {
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, class Params = LayerParams>
+__global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ Params const p) {
+  constexpr bool kColumns = kColumnBlocks<Params>;
   using Layout = SmemLayout<S, Stages, MaxRows>;
   extern __shared__ char layer_smem[];
   Shared<Layout, Stages> const memory{layer_smem + ((1024u - (smem_address(layer_smem) & 1023u)) & 1023u)};
@@ -154,7 +165,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     }
     ptx::fence_proxy_async(ptx::space_shared);
   } else if (threadIdx.x == 0) {
-    *memory.control() = *p.align.control;
+    *memory.control() = control_of(p, p.align);
   }
   __syncthreads();
 
@@ -169,11 +180,14 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     }
   } else {
     // Wait for announced units and for full stages of the ring; release each stage to the loaders of every CTA of the cluster. Row-scaled,
-    // in phase 1: also for the consumers of any CTA to have stored the tile's rows, unless the loaders already have them.
+    // in phase 1: also for the consumers of any CTA to have stored the tile's rows, unless the loaders already have them. Units of sums: for
+    // GEMM2 of the block by any CTA.
     take_registers<208>();
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
-    if (p.standard && (nothing || (p.align.topk == 1 && memory.control()->missing > 0))) {
+    if constexpr (kColumns) {
+      if (warp == 0) tell_without_tokens(p.columns, memory.control());
+    } else if (p.standard && (nothing || (p.align.topk == 1 && memory.control()->missing > 0))) {
       detail::zero_rows<typename SchemeTraits<S>::Output, kConsumerThreads / 32>(p.align, p.out, nothing);
     }
 
@@ -183,6 +197,12 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
+      if constexpr (kColumns) {
+        if (unit.phase == 2) {
+          detail::sum_unit<S, Stages, Cluster>(p, memory, ring, unit, group);
+          continue;
+        }
+      }
       if constexpr (SchemeTraits<S>::kRowScaled) {
         if (unit.phase == 1) {
           int* const words = reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows;
@@ -222,6 +242,9 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         default: run.template operator()<160>(); break;
       }
       if (finished) detail::report_unit<S, Stages, MaxRows>(p, memory, unit, group);
+      if constexpr (kColumns) {  // also a unit in which this CTA has no rows; the barrier at the end of store_rows came before
+        if (unit.phase == 1 && (finished || unit.rows == 0) && (thread_index() & 127) < 32) report_columns(p.columns, memory.control(), unit);
+      }
     }
   }
 

@@ -5,11 +5,35 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/layer/column_blocks.cuh"
 #include "moe/experts/hopper/layer/layer_params.cuh"
 #include "moe/experts/hopper/layer/quantizing_rows.cuh"
 #include "moe/experts/hopper/layer/row_batches.cuh"
 
 namespace moe::hopper {
+
+/// The schedule of blocks of columns: each warpgroup reports for itself.
+template <int Cluster>
+using LayerColumns = ColumnSchedule<Cluster, false, 2>;
+
+/// Unit `number`, of kernels with or without blocks of columns.
+template <int Cluster, class Params>
+__device__ inline Unit decode_layer(Params const& p, Control const& control, int number, int rank) {
+  UnitSpace const& space = p.align.plan.space;
+  TokenTile const* const tiles = p.align.plan.tiles;
+  if constexpr (kColumnBlocks<Params>) {
+    if (number >= control.units[0]) {
+      LayerColumns<Cluster> const columns(p.columns, control, p.align.hidden);
+      return columns.decode(p.columns, control, p.align.hidden, number - control.units[0], rank,
+                            [&](int of_block, Control const& only, int local) {
+                              UnitSpace part = space;
+                              part.weight_tiles[1] = of_block;
+                              return decode_unit(part, only, tiles, local, Cluster, rank);
+                            });
+    }
+  }
+  return decode_unit(space, control, tiles, number, Cluster, rank);
+}
 
 /// Draws units, announces each to the other roles, and loads its weight tiles. Weights do not depend on earlier results, so this thread
 /// runs ahead of a unit whose rows are not complete yet, as far as the ring holds. In a cluster of two, the first CTA draws for both, and
@@ -24,16 +48,46 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   RingState<kUnitEntries> units;
   RingState<kUnitEntries> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
+  [[maybe_unused]] int limit = 0;
+  if constexpr (kColumnBlocks<Params>) limit = LayerColumns<Cluster>(p.columns, control, p.align.hidden).limit(p.columns, control);
+  auto const draw = [&] {
+    if constexpr (kColumnBlocks<Params>) return draw_below(limit, p.align.next_unit, number);
+    return atomicAdd(p.align.next_unit, 1);
+  };
+  auto const send_number = [&] {  // by now the drawn number has arrived
+    if constexpr (Cluster > 1) {
+      store_cluster(memory.number(drawn.stage), 1, number);
+      ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
+      arrive_cluster(memory.number_full(drawn.stage), 1);
+    }
+  };
+  auto const receive_number = [&] {
+    if constexpr (Cluster > 1) {
+      if (rank == 1) {
+        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
+        number = *static_cast<int volatile*>(memory.number(drawn.stage));
+      }
+      drawn.advance();
+    }
+  };
   while (true) {
-    Unit const unit = decode_unit(p.align.plan.space, control, p.align.plan.tiles, number, Cluster, rank);
+    Unit const unit = decode_layer<Cluster>(p, control, number, rank);
     if (Cluster == 1 || rank == 0) {
-      if (unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
+      if (unit.phase >= 0) number = draw();
     }
     wait_parity(memory.unit_empty(units.stage), units.parity ^ 1u);
     *memory.unit(units.stage) = unit;
     arrive(memory.unit_full(units.stage));
     units.advance();
     if (unit.phase < 0) return;
+    if constexpr (kColumnBlocks<Params>) {
+      if (unit.phase == 2) {
+        pass_stage(memory, ring);
+        if (rank == 0) send_number();
+        receive_number();
+        continue;
+      }
+    }
     CUtensorMap const* const map = unit.phase == 0 ? &p.layer.w13 : &p.layer.w2;
     MatrixLayout const& matrix = p.layer.matrix[unit.phase];
     int const dx = matrix.dx;
@@ -55,21 +109,9 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
         tma_load_multicast(stage + kWeightBytes / 2, map, memory.full(ring.stage), x + dx, y1, z1, 3, policy);
       }
       ring.advance();
-      if constexpr (Cluster > 1) {
-        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has arrived
-          store_cluster(memory.number(drawn.stage), 1, number);
-          ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
-          arrive_cluster(memory.number_full(drawn.stage), 1);
-        }
-      }
+      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number();
     }
-    if constexpr (Cluster > 1) {
-      if (rank == 1) {
-        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
-        number = *static_cast<int volatile*>(memory.number(drawn.stage));
-      }
-      drawn.advance();
-    }
+    receive_number();
   }
 }
 
@@ -86,6 +128,12 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
+    if constexpr (kColumnBlocks<Params>) {
+      if (unit.phase == 2) {
+        pass_stage(memory, ring);
+        continue;
+      }
+    }
     if constexpr (kQuantizesRows<S, MaxRows>) {
       if (unit.phase == 0 && p.self_align && p.align.x != nullptr) {
         quantize_rows<Stages, MaxRows>(p, memory, unit, ring, own);
