@@ -12,7 +12,7 @@
 namespace moe::comm {
 struct Arrivals;     // comm/arrivals.hpp
 struct Completions;  // comm/completions.hpp
-}
+}  // namespace moe::comm
 
 namespace moe::hopper {
 

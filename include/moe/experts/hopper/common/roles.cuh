@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/common/problem.hpp"
 #include "moe/experts/hopper/common/schedule.cuh"
 #include "moe/experts/hopper/common/wait.cuh"
 
@@ -37,6 +38,23 @@ __device__ inline Unit next_unit(Memory const& memory, Position& at) {
   arrive(memory.unit_empty(at.stage));
   at.advance();
   return unit;
+}
+
+/// Clusters of two: the first CTA draws a number for both and sends it on when it has arrived, by the first or second step of the unit.
+template <class Memory>
+__device__ inline void send_number(Memory const& memory, int entry, int number) {
+  store_cluster(memory.number(entry), 1, number);
+  ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
+  arrive_cluster(memory.number_full(entry), 1);
+}
+/// At the end of a unit, in both CTAs: the next number.
+template <class Memory>
+__device__ inline void receive_number(Memory const& memory, RingState<kUnitEntries>& drawn, int rank, int& number) {
+  if (rank == 1) {
+    wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
+    number = *static_cast<int volatile*>(memory.number(drawn.stage));
+  }
+  drawn.advance();
 }
 
 inline constexpr int kGroupBarrier = 1;  ///< named barriers from here on: one per consumer warpgroup, then one of all consumer warpgroups

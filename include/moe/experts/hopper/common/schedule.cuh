@@ -37,8 +37,8 @@ struct alignas(16) Control {
   int rows;         ///< valid slots
   int missing;      ///< slots of valid tokens that no local expert computes
   int tokens;       ///< blocks of columns: valid tokens; set by the layer kernel in its own copy
-  int splits[2];  ///< parts of K in each phase
-  int units[2];   ///< units of each phase
+  int splits[2];    ///< parts of K in each phase
+  int units[2];     ///< units of each phase
 };
 static_assert(sizeof(Control) == 32);
 
@@ -71,8 +71,8 @@ struct UnitSpace {
   int gate_features;  ///< features of a weight tile in phase 0: kGateFeatures, or kOutputFeatures without gates
 };
 
-/// Ints behind the counter that units are drawn from: for each block of columns, reports of GEMM2, then reports of sums. The aligning kernel
-/// clears them, like the other counters of a call: the layer kernel that counted in them before has ended by then.
+/// Ints behind the counter that units are drawn from: for each block of columns, reports of GEMM2, then reports of sums. The aligning
+/// kernel clears them, like the other counters of a call: the layer kernel that counted in them before has ended by then.
 inline constexpr int kColumnCounters = 64;
 
 inline constexpr int kGateFeatures = 128;    ///< features of a weight tile in phase 0: 128 gate and 128 up rows

@@ -105,22 +105,6 @@ __device__ void load_blocks(Params const& params, Memory const& memory, int rank
     if constexpr (kColumnBlocks<Params>) return draw_below(limit, p.align.next_unit, number);
     return atomicAdd(p.align.next_unit, 1);
   };
-  auto const send_number = [&] {  // by now the drawn number has arrived
-    if constexpr (Cluster > 1) {
-      store_cluster(memory.number(drawn.stage), 1, number);
-      ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
-      arrive_cluster(memory.number_full(drawn.stage), 1);
-    }
-  };
-  auto const receive_number = [&] {
-    if constexpr (Cluster > 1) {
-      if (rank == 1) {
-        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
-        number = *static_cast<int volatile*>(memory.number(drawn.stage));
-      }
-      drawn.advance();
-    }
-  };
   while (true) {
     Unit const unit = decode_block<Cluster>(params, control, weight_tiles, number, rank);
     if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = draw();
@@ -132,8 +116,10 @@ __device__ void load_blocks(Params const& params, Memory const& memory, int rank
     if constexpr (kColumnBlocks<Params>) {
       if (unit.phase == 2) {
         pass_stage(memory, ring);
-        if (rank == 0) send_number();
-        receive_number();
+        if constexpr (Cluster > 1) {
+          if (rank == 0) send_number(memory, drawn.stage, number);
+          receive_number(memory, drawn, rank, number);
+        }
         continue;
       }
     }
@@ -175,7 +161,7 @@ __device__ void load_blocks(Params const& params, Memory const& memory, int rank
       tma_load(memory.stage(stage) + Layout::kRowScales, scales_map, full, unit.first_row & ~3, k, 0, again);
     };
     auto const send_at = [&](int k) {
-      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number();
+      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number(memory, drawn.stage, number);
     };
     int k = 0;
     if ((!first || p.align.copied != nullptr) && rows > 0) {  // beside the dispatch GEMM1's rows come late, too
@@ -207,7 +193,7 @@ __device__ void load_blocks(Params const& params, Memory const& memory, int rank
       ring.advance();
       send_at(k);
     }
-    receive_number();
+    if constexpr (Cluster > 1) receive_number(memory, drawn, rank, number);
   }
 }
 
@@ -257,8 +243,10 @@ __device__ void publish_columns(Params const& params, Memory const& memory) {
     Unit const unit = *memory.unit(units.stage);
     if (unit.phase < 0) return;
     wait_parity(memory.stored(units.stage), units.parity);
-    if (unit.phase > 0) {
-      report_columns(params.columns, control, unit);
+    if (unit.phase == 2) {
+      report_sums(params.columns, control, unit);
+    } else if (unit.phase == 1) {
+      report_products(params.columns, unit.block, 1);
     } else if ((thread_index() & 31) == 0 && unit.rows > 0) {
       fence_device();
       atomicAdd(p.align.counters + unit.token_tile, 1);

@@ -20,11 +20,11 @@ static_assert(kColumnStep == kOutputFeatures && kMostColumnBlocks == comm::kMaxC
 
 /// How a call is cut into blocks of columns.
 struct ColumnBlocks {
-  ColumnCut cut;     ///< if K is split in GEMM2, the kernel takes one block instead
-  int sum_tokens;    ///< that a CTA sums in a unit
-  int leaving;       ///< the last CTAs of the grid, whole clusters but not all, make way for a combine once the first sums are drawn
-  int* multiplied;   ///< [kMostColumnBlocks] reports of GEMM2, zero on entry, see kColumnCounters
-  int* summed;       ///< likewise of sums
+  ColumnCut cut;    ///< if K is split in GEMM2, the kernel takes one block instead
+  int sum_tokens;   ///< that a CTA sums in a unit
+  int leaving;      ///< the last CTAs of the grid, whole clusters but not all, make way for a combine once the first sums are drawn
+  int* multiplied;  ///< [kMostColumnBlocks] reports of GEMM2, zero on entry, see kColumnCounters
+  int* summed;      ///< likewise of sums
   comm::Completions completions;  ///< whom to tell, about the same blocks; blocks 0: nobody
 };
 
@@ -66,8 +66,8 @@ struct ColumnSchedule {
   /// Units of one token tile in a block of so many weight tiles.
   __device__ static int entries(int weight_tiles) { return Pairs ? (weight_tiles + 1) / 2 : weight_tiles; }
 
-  /// Unit `number` behind GEMM1 for CTA `rank`. `products(weight_tiles, control, local)` decodes unit `local` of a GEMM2 with so many weight
-  /// tiles by a plan without GEMM1.
+  /// Unit `number` behind GEMM1 for CTA `rank`. `products(weight_tiles, control, local)` decodes unit `local` of a GEMM2 with so many
+  /// weight tiles by a plan without GEMM1.
   template <class Products>
   __device__ Unit decode(ColumnBlocks const& c, Control const& control, int hidden, int number, int rank, Products products) const {
     ColumnPlace const at = column_place(units, number);
@@ -155,7 +155,8 @@ __device__ inline void sum_columns(LayerParams const& p, ColumnBlocks const& c, 
         uint4 value[kTogether][4];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          auto const rows = reinterpret_cast<uint4 const*>(static_cast<Output const*>(p.rows_out) + (token[i] * topk + j0) * hidden + column[i]);
+          auto const rows =
+              reinterpret_cast<uint4 const*>(static_cast<Output const*>(p.rows_out) + (token[i] * topk + j0) * hidden + column[i]);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             value[i][j] = there[i][j] ? __ldcg(rows + static_cast<long long>(j) * (hidden / 8)) : make_uint4(0, 0, 0, 0);
@@ -187,20 +188,38 @@ __device__ inline void tell_without_tokens(ColumnBlocks const& c, Control const*
   for (int b = 0; b < c.completions.blocks; ++b) comm::detail::complete_columns(c.completions, b);
 }
 
-/// One warp, after the stores of a unit of phase 1 or 2 by the threads of its report, which it met at a barrier: reports the unit. The last
-/// report of a block's sums tells that the block is complete; it has acquired the reports before it.
-__device__ inline void report_columns(ColumnBlocks const& c, Control const* control, Unit const& unit) {
+/// One warp, after the stores of `count` units of phase 1, or of one of phase 2, by the threads of its report, which it met at a barrier:
+/// reports them. The last report of a block's sums tells that the block is complete; it has acquired the reports before it.
+__device__ inline void report_products(ColumnBlocks const& c, int block, int count) {
+  if ((thread_index() & 31) != 0) return;
+  fence_device();
+  atomicAdd(c.multiplied + block, count);
+}
+__device__ inline void report_sums(ColumnBlocks const& c, Control const* control, Unit const& unit) {
+  if (c.completions.blocks == 0) return;
   bool last = false;
   if ((thread_index() & 31) == 0) {
     fence_device();
-    if (unit.phase == 1) {
-      atomicAdd(c.multiplied + unit.block, 1);
-    } else if (c.completions.blocks > 0) {
-      last = atomicAdd(c.summed + unit.block, 1) + 1 == unit.tile;
-      fence_device();
-    }
+    last = atomicAdd(c.summed + unit.block, 1) + 1 == unit.tile;
+    fence_device();
   }
   if (__any_sync(0xFFFFFFFFu, last ? 1 : 0) != 0) tell_columns(c, control, unit.block);
 }
+
+/// A warpgroup's units of GEMM2 that it has not reported yet, all of one block. A report takes a fence of 1000 to 2000 cycles, so it makes
+/// one for all of them: before a unit of another block or of sums, which could wait for it, and before it ends.
+class PendingReports {
+ public:
+  __device__ void add(Unit const& unit) { word_ = (unit.block << 24) + (word_ & 0xFFFFFF) + 1; }
+  /// All threads of the warpgroup, before the work on `next`.
+  __device__ void flush(ColumnBlocks const& c, Unit const& next) {
+    if (word_ == 0 || (next.phase == 1 && next.block == word_ >> 24)) return;
+    if ((thread_index() & 127) < 32) report_products(c, word_ >> 24, word_ & 0xFFFFFF);
+    word_ = 0;
+  }
+
+ private:
+  int word_ = 0;  // block and number
+};
 
 }  // namespace moe::hopper

@@ -22,11 +22,13 @@ inline void check_columns(LayerCall const& call, Tuning const& t, int hidden) {
   comm::Completions const& c = *call.completions;
   if (c.round == nullptr) throw Error(ErrorCode::argument, "hopper experts: round of the completions is null");
   if (c.window.size < 1 || c.window.size > 32) {
-    throw Error(ErrorCode::argument, text("hopper experts: completions of ", c.window.size, " ranks, at most 32, one for each lane of a warp"));
+    throw Error(ErrorCode::argument,
+                text("hopper experts: completions of ", c.window.size, " ranks, at most 32, one for each lane of a warp"));
   }
   if (!covers({c.blocks, c.columns}, hidden)) {
-    throw Error(ErrorCode::argument, text("hopper experts: completions in ", c.blocks, " blocks of ", c.columns, " columns, hidden is ", hidden,
-                                          ": at most ", kMostColumnBlocks, " blocks of a multiple of ", kColumnStep, " columns must cover it"));
+    throw Error(ErrorCode::argument,
+                text("hopper experts: completions in ", c.blocks, " blocks of ", c.columns, " columns, hidden is ", hidden, ": at most ",
+                     kMostColumnBlocks, " blocks of a multiple of ", kColumnStep, " columns must cover it"));
   }
 }
 
@@ -39,9 +41,9 @@ inline ColumnCut cut_of(LayerCall const& call, Tuning const& t, LocalShape const
 
 /// The CTAs of a layer kernel.
 struct LayerGrid {
-  int size;     ///< whole clusters
+  int size;  ///< whole clusters
   int cluster;
-  int free;     ///< multiprocessors without one
+  int free;  ///< multiprocessors without one
 };
 
 /// `call` of the same blocks as `cut` if it has completions.

@@ -114,11 +114,13 @@ __device__ inline void sum_unit(Params const& p, Memory const& memory, RingState
   skip<Stages, Cluster, SchemeTraits<S>::kBlock>(memory, ring, 1);
   sum_columns<typename SchemeTraits<S>::Output>(p, p.columns, unit, group);
   group_barrier(group);
-  if ((thread_index() & 127) < 32) report_columns(p.columns, memory.control(), unit);
+  if ((thread_index() & 127) < 32) report_sums(p.columns, memory.control(), unit);
 }
 
 }  // namespace detail
 
+// Longer than 150 lines: one case for each number of rows, and the end of kernels that plan for themselves: in a function of its own it
+// changes the code of all of them.
 template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, class Params = LayerParams>
 __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ Params const p) {
   constexpr bool kColumns = kColumnBlocks<Params>;
@@ -180,8 +182,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     }
   } else {
     // Wait for announced units and for full stages of the ring; release each stage to the loaders of every CTA of the cluster. Row-scaled,
-    // in phase 1: also for the consumers of any CTA to have stored the tile's rows, unless the loaders already have them. Units of sums: for
-    // GEMM2 of the block by any CTA.
+    // in phase 1: also for the consumers of any CTA to have stored the tile's rows, unless the loaders already have them. Units of sums:
+    // for GEMM2 of the block by any CTA.
     take_registers<208>();
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
@@ -193,9 +195,11 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
 
     RingState<Stages> ring;
     RingState<kUnitEntries> units;
+    [[maybe_unused]] PendingReports pending;
     while (true) {
       Unit const unit = next_unit(memory, units);
       __syncwarp();
+      if constexpr (kColumns) pending.flush(p.columns, unit);
       if (unit.phase < 0) break;
       if constexpr (kColumns) {
         if (unit.phase == 2) {
@@ -242,8 +246,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         default: run.template operator()<160>(); break;
       }
       if (finished) detail::report_unit<S, Stages, MaxRows>(p, memory, unit, group);
-      if constexpr (kColumns) {  // also a unit in which this CTA has no rows; the barrier at the end of store_rows came before
-        if (unit.phase == 1 && (finished || unit.rows == 0) && (thread_index() & 127) < 32) report_columns(p.columns, memory.control(), unit);
+      if constexpr (kColumns) {  // also a unit in which this CTA has no rows
+        if (unit.phase == 1 && (finished || unit.rows == 0)) pending.add(unit);
       }
     }
   }

@@ -54,22 +54,6 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
     if constexpr (kColumnBlocks<Params>) return draw_below(limit, p.align.next_unit, number);
     return atomicAdd(p.align.next_unit, 1);
   };
-  auto const send_number = [&] {  // by now the drawn number has arrived
-    if constexpr (Cluster > 1) {
-      store_cluster(memory.number(drawn.stage), 1, number);
-      ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
-      arrive_cluster(memory.number_full(drawn.stage), 1);
-    }
-  };
-  auto const receive_number = [&] {
-    if constexpr (Cluster > 1) {
-      if (rank == 1) {
-        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
-        number = *static_cast<int volatile*>(memory.number(drawn.stage));
-      }
-      drawn.advance();
-    }
-  };
   while (true) {
     Unit const unit = decode_layer<Cluster>(p, control, number, rank);
     if (Cluster == 1 || rank == 0) {
@@ -83,8 +67,10 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
     if constexpr (kColumnBlocks<Params>) {
       if (unit.phase == 2) {
         pass_stage(memory, ring);
-        if (rank == 0) send_number();
-        receive_number();
+        if constexpr (Cluster > 1) {
+          if (rank == 0) send_number(memory, drawn.stage, number);
+          receive_number(memory, drawn, rank, number);
+        }
         continue;
       }
     }
@@ -109,9 +95,9 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
         tma_load_multicast(stage + kWeightBytes / 2, map, memory.full(ring.stage), x + dx, y1, z1, 3, policy);
       }
       ring.advance();
-      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number();
+      if (Cluster > 1 && rank == 0 && k == min(1, unit.k_count - 1)) send_number(memory, drawn.stage, number);
     }
-    receive_number();
+    if constexpr (Cluster > 1) receive_number(memory, drawn, rank, number);
   }
 }
 
