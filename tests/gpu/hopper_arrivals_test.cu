@@ -181,6 +181,8 @@ class HopperArrivals : public testing::TestWithParam<Scheme> {
         t.tile_rows = rows;
         t.cluster = cluster;
         if (cluster == 1 || rows >= kBlockRows) all.push_back(t);
+        t.column_blocks = 3;  // sums in the kernel of the products
+        if (rows >= kBlockRows) all.push_back(t);
       }
     }
     return all;
