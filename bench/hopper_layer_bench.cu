@@ -6,12 +6,16 @@
 //   hopper_layer_bench check <bf16|f16|fp8_block|fp8_row|int8_row> [seed]
 //   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes|fp8_row|int8_row> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits]
 //   [cluster]
+//   hopper_layer_bench columns <bf16|f16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
 //
+// columns: GEMM2 in 0, 2, 4 and 8 blocks of columns (Tuning::column_blocks) in turns, and whether their outputs have the bits of 0.
 // fp8_codes: fp8_block with input rows that are already quantised, as those of fp8_row and int8_row always are.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "bench/arguments.hpp"
 #include "bench/layer_problem.cuh"
@@ -97,21 +101,31 @@ void check_all(Scheme scheme, std::uint64_t seed) {
   }
 }
 
+/// Tiles of the caller's choice; 0: the library's.
+struct Tiles {
+  int tile_rows;
+  int max_splits;
+  int cluster;
+};
+Tuning tuning_of(LocalShape const& shape, Scheme scheme, Features const& features, int tokens, Tiles const& tiles) {
+  Tuning tuning = choose_tuning(shape, scheme, tokens, scheme == Scheme::fp8_block && !features.quantized_x);
+  if (tiles.tile_rows != 0) tuning.one_token = false;
+  if (tiles.tile_rows > 0) {
+    tuning.tile_rows = tiles.tile_rows;
+    if (tiles.max_splits > 0) tuning.max_splits = tiles.max_splits;
+    if (tiles.cluster > 0) tuning.cluster = tiles.cluster;
+  }
+  return tuning;
+}
+
 /// Microseconds of one layer: median of 25 replays after warming up.
-void time_one(std::string const& label, LocalShape shape, Scheme scheme, Features const& features, int tokens, int tile_rows,
-              int max_splits, int cluster) {
+void time_one(std::string const& label, LocalShape shape, Scheme scheme, Features const& features, int tokens, Tiles const& tiles) {
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
   for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights());
   TypedMemory<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
   TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
-  Tuning tuning = choose_tuning(shape, scheme, tokens, scheme == Scheme::fp8_block && !features.quantized_x);
-  if (tile_rows != 0) tuning.one_token = false;
-  if (tile_rows > 0) {
-    tuning.tile_rows = tile_rows;
-    if (max_splits > 0) tuning.max_splits = max_splits;
-    if (cluster > 0) tuning.cluster = cluster;
-  }
+  Tuning const tuning = tuning_of(shape, scheme, features, tokens, tiles);
   out.fill_bytes(0xFF);
   layers[0].forward(rotation.batch(0).call(out.data()), tuning, workspace.data(), nullptr);
   check_cuda(cudaDeviceSynchronize(), label.c_str());
@@ -140,10 +154,78 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   std::fflush(stdout);
 }
 
-/// The scheme of a format that check or time has.
+/// Microseconds of one layer in 0, 2, 4 and 8 blocks of columns, in 15 turns; in each a candidate is replayed twice and the second counts.
+/// A candidate whose bits are not those of 0 is not timed.
+void time_columns(std::string const& label, LocalShape shape, Scheme scheme, Features const& features, int tokens, Tiles const& tiles) {
+  constexpr int kBlocks[] = {0, 2, 4, 8};
+  Rotation const rotation(shape, scheme, tokens, features);
+  std::vector<ContiguousLayer> layers;
+  for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights());
+  TypedMemory<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
+  TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+  struct Candidate {
+    Tuning tuning;
+    std::unique_ptr<Replay> replay;
+    std::vector<double> times{};
+  };
+  std::vector<Candidate> candidates;
+  std::vector<char> want;
+  unsigned long long hash = 0;
+  for (int blocks : kBlocks) {
+    Tuning tuning = tuning_of(shape, scheme, features, tokens, tiles);
+    tuning.column_blocks = blocks;
+    workspace.fill_bytes(0xFF);
+    out.fill_bytes(0xFF);
+    layers[0].forward(rotation.batch(0).call(out.data()), tuning, workspace.data(), nullptr);
+    check_cuda(cudaDeviceSynchronize(), label.c_str());
+    std::vector<char> got = out.download();
+    if (blocks == 0) {
+      double const error = compare(rotation.batch(0), out.data(), 16).relative;
+      if (!(error < tolerance(scheme, tokens))) {
+        ++failures;
+        std::printf("%-20s %-9s M%-6d WRONG: differs from float32 by %.3e, at most %.0e: not timed\n", label.c_str(), name(scheme), tokens,
+                    error, tolerance(scheme, tokens));
+        return;
+      }
+      hash = hash_of(got);
+      want = std::move(got);
+    } else if (got != want) {
+      ++failures;
+      std::printf("%-20s %-9s M%-6d WRONG: %d blocks of columns have other bits than none: not timed\n", label.c_str(), name(scheme),
+                  tokens, blocks);
+      continue;
+    }
+    auto const round = [&, tuning](cudaStream_t stream) {
+      for (int s = 0; s < rotation.sets; ++s) {
+        layers[static_cast<std::size_t>(s)].forward(rotation.batch(s).call(out.data()), tuning, workspace.data(), stream);
+      }
+    };
+    candidates.push_back({tuning, std::make_unique<Replay>(rounds_of(rotation.sets, round), rotation.sets, round)});
+  }
+  for (Candidate& c : candidates) c.replay->warm_up(tokens >= 1024 ? 250 : 60);
+  for (int turn = 0; turn < 15; ++turn) {
+    for (Candidate& c : candidates) {
+      c.replay->us();
+      c.times.push_back(c.replay->us());
+    }
+  }
+  double base = 0;
+  for (Candidate& c : candidates) {
+    std::sort(c.times.begin(), c.times.end());
+    double const us = c.times[c.times.size() / 2];
+    if (c.tuning.column_blocks == 0) base = us;
+    std::printf("%-20s %-9s M%-6d column blocks %d %9.1f us (min %.1f max %.1f) over none %.3f tile %d cluster %d hash %016llx\n",
+                label.c_str(), name(scheme), tokens, c.tuning.column_blocks, us, c.times.front(), c.times.back(), us / base,
+                c.tuning.tile_rows, c.tuning.cluster, hash);
+  }
+  std::fflush(stdout);
+}
+
+/// The scheme of a format that a mode has.
 Scheme scheme_of(std::string const& mode, std::string const& format) {
-  moe_bench::Names formats{"bf16", "f16", "fp8_block", "fp8_row", "int8_row"};
-  if (mode == "time") formats.emplace_back("fp8_codes");
+  moe_bench::Names formats{"bf16", "f16", "fp8_block"};
+  if (mode != "columns") formats.insert(formats.end(), {"fp8_row", "int8_row"});
+  if (mode != "check") formats.emplace_back("fp8_codes");
   moe_bench::known_name("format", format, formats);
   if (format == "f16") return Scheme::f16;
   if (format == "fp8_row") return Scheme::fp8_row;
@@ -166,7 +248,7 @@ std::map<std::string, LocalShape> shapes_of(std::string const& part, Scheme sche
 
 int main(int argc, char** argv) try {
   std::string const mode = argc > 1 ? argv[1] : "";
-  known_name("mode", mode, {"check", "time"});
+  known_name("mode", mode, {"check", "time", "columns"});
   std::string const format = argc > 2 ? argv[2] : "";
   Scheme const scheme = scheme_of(mode, format);
   if (mode == "check") {
@@ -178,10 +260,14 @@ int main(int argc, char** argv) try {
   std::vector<int> const token_counts = counts("tokens", argc > 4 ? argv[4] : "");
   Features features;
   features.quantized_x = format == "fp8_codes";
+  Tiles const tiles{argc > 5 ? std::atoi(argv[5]) : 0, argc > 6 ? std::atoi(argv[6]) : 0, argc > 7 ? std::atoi(argv[7]) : 0};
   for (auto const& [label, shape] : shapes) {
     for (int const tokens : token_counts) {
-      time_one(label, shape, scheme, features, tokens, argc > 5 ? std::atoi(argv[5]) : 0, argc > 6 ? std::atoi(argv[6]) : 0,
-               argc > 7 ? std::atoi(argv[7]) : 0);
+      if (mode == "columns") {
+        time_columns(label, shape, scheme, features, tokens, tiles);
+      } else {
+        time_one(label, shape, scheme, features, tokens, tiles);
+      }
     }
   }
   return failures == 0 ? 0 : 1;

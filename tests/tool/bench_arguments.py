@@ -50,6 +50,7 @@ CASES = {
         (["time", "fp8", "all", "1"], "fp8 ", "fp8_block"),
         (["time", "bf16", "all", "1,x"], "tokens", "x"),
         (["time", "bf16", "all"], "tokens"),
+        (["columns", "fp8_row", "all", "1"], "fp8_row", "fp8_codes"),  # no blocks of columns
         (["check", "bf17"], "bf17", "bf16"),
         (["check"], "format", "bf16"),
         (["measure", "bf16"], "measure", "check, time"),
