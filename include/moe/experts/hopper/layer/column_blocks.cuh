@@ -22,7 +22,7 @@ static_assert(kColumnStep == kOutputFeatures && kMostColumnBlocks == comm::kMaxC
 struct ColumnBlocks {
   ColumnCut cut;    ///< if K is split in GEMM2, the kernel takes one block instead
   int sum_tokens;   ///< that a CTA sums in a unit
-  int leaving;      ///< the last CTAs of the grid, whole clusters but not all, make way for a combine once the first sums are drawn
+  int leaving;      ///< the last CTAs of the grid, whole clusters, at most half, make way for a combine once the first sums are drawn
   int* multiplied;  ///< [kMostColumnBlocks] reports of GEMM2, zero on entry, see kColumnCounters
   int* summed;      ///< likewise of sums
   comm::Completions completions;  ///< whom to tell, about the same blocks; blocks 0: nobody

@@ -56,7 +56,8 @@ inline ColumnBlocks column_blocks(LayerCall const& call, ColumnCut const& cut, A
   if (call.completions == nullptr) return c;
   c.completions = *call.completions;
   int const wanted = std::max(0, c.completions.combine_blocks - grid.free);
-  c.leaving = std::min((wanted + grid.cluster - 1) / grid.cluster * grid.cluster, grid.size - grid.cluster);
+  int const half = grid.size / (2 * grid.cluster) * grid.cluster;  // the rest of the products would take too long on fewer
+  c.leaving = std::min((wanted + grid.cluster - 1) / grid.cluster * grid.cluster, half);
   return c;
 }
 
