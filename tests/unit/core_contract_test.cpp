@@ -289,14 +289,14 @@ TEST(Contract, OptionalFactsAreRead) {
   EXPECT_FALSE((facts::carries_element<LoudPart, float>() || facts::returns_element<LoudPart, float>()));
 }
 
-template <class Layer>
-std::vector<float> output_of(typename Layer::RouterType::Params const& router) {
+template <class Layer, class Probe = moe::NoProbe>
+std::vector<float> output_of(typename Layer::RouterType::Params const& router, Probe&& probe = {}) {
   moe::comm::Self<> self;
   Layer layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = router});
   std::vector<float> x(5 * 64), z(5 * 4), y(5 * 64, -1.0F);
   std::iota(x.begin(), x.end(), 0.0F);
   layer.forward(moe::make_rows<64>(static_cast<float const*>(x.data()), 5, 64), moe::make_rows(static_cast<float const*>(z.data()), 5, 4),
-                moe::make_rows<64>(y.data(), 5, 64));
+                moe::make_rows<64>(y.data(), 5, 64), {}, {}, probe);
   layer.weights_changed();
   layer.wait();
   layer.check();
@@ -320,6 +320,7 @@ TEST(Contract, StatedDefaultsChangeNothing) {
   EXPECT_EQ(facts::expert_rank(Params{}, 3), facts::expert_rank(Silent{}, 3));
   EXPECT_EQ(facts::takes_row_count<Stated::Exchange>(), facts::takes_row_count<Silent>());
   EXPECT_EQ(facts::arrives<Stated::Exchange>(), facts::arrives<Silent>());
+  EXPECT_EQ(facts::completes<Stated::Exchange>(), facts::completes<Silent>());
   EXPECT_EQ(facts::skips_foreign_ids<Stated::Kernel>(), facts::skips_foreign_ids<Silent>());
   EXPECT_TRUE((std::is_same_v<Stated::RowQuant, StatedQuantization>));
   EXPECT_TRUE((facts::waits<Stated::Exchange, moe::HostStream>() && facts::copies_weights<Stated::Kernel, moe::HostStream>()));
@@ -393,6 +394,79 @@ TEST(Contract, ALayerUsesArrivalsAndTheWindow) {
   moe::comm::Self<> self;
   Layer layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = {.num_experts = 4, .topk = 2}});
   EXPECT_EQ(layer.memory().window, 640U);
+}
+
+template <class X>
+struct Completing : X {
+  using X::X;
+  static constexpr bool kCompletes = true;
+  auto completions() {
+    ++handed_out;
+    return X::completions();
+  }
+  template <class Out>
+  void finalize(Out out, moe::HostStream stream) {
+    EXPECT_EQ(handed_out, told);
+    X::finalize(out, stream);
+  }
+  inline static int handed_out = 0, told = 0;
+};
+template <class X>
+using ArrivingAndCompleting = Arriving<Completing<X>>;
+/// Each overload counts: without a schedule, with the combine, with the dispatch, with both.
+template <class K>
+struct Counted : K {
+  using K::K;
+  using Tokens = moe::StandardTokensOf<Tiny, StatedQuantization>;
+  using Rows = moe::Rows<float>;
+  void apply(Tokens const& tokens, Rows y, moe::HostStream stream) const {
+    ++calls[0];
+    K::apply(tokens, y, stream);
+  }
+  void apply(Tokens const& tokens, Rows y, StatedCompletions const& completions, moe::HostStream stream) const {
+    ++calls[1];
+    ++*told;
+    K::apply(tokens, y, completions, stream);
+  }
+  void apply(Tokens const& tokens, Rows y, StatedArrivals const& arrivals, moe::HostStream stream) const {
+    ++calls[2];
+    K::apply(tokens, y, arrivals, stream);
+  }
+  void apply(Tokens const& tokens, Rows y, StatedArrivals const& arrivals, StatedCompletions const& completions,
+             moe::HostStream stream) const {
+    ++calls[3];
+    ++*told;
+    K::apply(tokens, y, arrivals, completions, stream);
+  }
+  inline static int calls[4] = {};
+  inline static int* told = nullptr;
+};
+
+/// The phases that a forward begins and ends, + and - before their initials.
+struct NotedPhases {
+  std::string all;
+  static char initial(moe::Phase phase) { return "rdecsfR"[static_cast<int>(phase)]; }
+  void begin(moe::Phase phase) { (all += '+') += initial(phase); }
+  void end(moe::Phase phase) { (all += '-') += initial(phase); }
+};
+
+template <template <class> class Change>
+void expect_completions(int overload, std::string const& phases) {
+  using Layer =
+      moe::ModularKernel<Tiny, StatedRouter, StatedQuantization, WithExchange<Change, StatedBackend>, WithKernel<Counted, StatedExperts>>;
+  using Exchange = typename Layer::Exchange;
+  Exchange::handed_out = Exchange::told = 0;
+  Layer::Kernel::told = &Exchange::told;
+  std::fill_n(Layer::Kernel::calls, 4, 0);
+  NotedPhases noted;
+  EXPECT_EQ(output_of<Layer>({.num_experts = 4, .topk = 2}, noted), output_of<Compose<>>({}));
+  EXPECT_EQ(noted.all, phases);  // what is in one schedule is one phase
+  EXPECT_EQ(Exchange::handed_out, 1);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Layer::Kernel::calls[i], i == overload ? 1 : 0) << i;
+}
+TEST(Contract, ALayerUsesCompletions) {
+  expect_completions<Completing>(1, "+r-r+d-d+e-e");
+  expect_completions<ArrivingAndCompleting>(3, "+r-r+e-e");
 }
 
 // One token of twos: gate and up are 2, and the second product keeps what the activation made of them.

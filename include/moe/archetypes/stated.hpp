@@ -83,6 +83,10 @@ struct StatedQuantization : ArchetypeQuantization<> {
   }
 };
 
+/// What a stated exchange tells experts that run beside its transfers; one of the library has comm::Arrivals and comm::Completions.
+struct StatedArrivals {};
+struct StatedCompletions {};
+
 /// Exchange and kernel are defined outside of their policies, because nvcc's host pass confuses a member template with the one of that name
 /// in a base of the policy.
 template <class Params, class Config, class Quant, class Partial>
@@ -94,6 +98,7 @@ class StatedExchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partia
  public:
   static constexpr bool kTakesRowCount = false;
   static constexpr bool kArrives = false;
+  static constexpr bool kCompletes = false;
   StatedExchange(comm::Self<>& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                  Quant const& quant, Params const&, Arena<space::host>& arena)
       : Base(comm, shape, max_tokens, placement, quant, {}, arena) {}
@@ -115,8 +120,9 @@ class StatedExchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partia
   /// With kArrives: prepare() that may end before the rows have come.
   StandardTokensOf<Config, Quant> prepare_arriving(Routed const& in, HostStream stream) { return this->prepare(in, stream); }
   /// With kArrives: counts of the rows that have come, in device memory (comm::Arrivals).
-  struct Arrivals {};
-  Arrivals arrivals() const { return {}; }
+  StatedArrivals arrivals() const { return {}; }
+  /// With kCompletes: words of the columns that are complete, in the windows of all ranks (comm::Completions).
+  StatedCompletions completions() { return {}; }
   bool over() const { return over_; }
   void end() noexcept { over_ = true; }
 
@@ -160,8 +166,16 @@ class StatedKernel : public ArchetypeExperts<>::Kernel<Config, Quant, Format> {
     static_cast<Base const&>(*this).apply(tokens, y, stream);
   }
   /// For an exchange with kArrives: the rows are on their way when the experts start.
-  template <class Arrivals>
-  void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, Arrivals const&, HostStream stream) const {
+  void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, StatedArrivals const&, HostStream stream) const {
+    this->apply(tokens, y, stream);
+  }
+  /// For an exchange with kCompletes: its combine reads each block of columns once the experts have told it.
+  void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, StatedCompletions const&, HostStream stream) const {
+    this->apply(tokens, y, stream);
+  }
+  /// For an exchange with both.
+  void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, StatedArrivals const&, StatedCompletions const&,
+             HostStream stream) const {
     this->apply(tokens, y, stream);
   }
   void weights_changed(HostStream) {}

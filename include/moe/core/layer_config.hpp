@@ -25,6 +25,8 @@ struct LayerDefaults {
   static constexpr bool batch_invariant = false;
   /// The experts start while the rows of the dispatch are on their way (docs/architecture.md, "One schedule").
   static constexpr bool overlap_dispatch = false;
+  /// The combine starts while the experts' products run, and follows them column block by column block (same section).
+  static constexpr bool overlap_combine = false;
 };
 
 /// Whether a configuration asks for rows that do not depend on their batch. Default: it does not.
@@ -40,6 +42,13 @@ inline constexpr bool kOverlapsDispatch = false;
 template <class Config>
   requires requires { Config::overlap_dispatch; }
 inline constexpr bool kOverlapsDispatch<Config> = Config::overlap_dispatch;
+
+/// Whether a configuration asks for experts and combine in one schedule. Default: it does not.
+template <class Config>
+inline constexpr bool kOverlapsCombine = false;
+template <class Config>
+  requires requires { Config::overlap_combine; }
+inline constexpr bool kOverlapsCombine<Config> = Config::overlap_combine;
 
 /// An RMSNorm of each expert's output, before the router's weight (Muse-Spark).
 enum class ExpertNorm {

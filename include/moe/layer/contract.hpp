@@ -28,6 +28,10 @@ MOE_RULE(DispatchOverlaps,
          "moe: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run. "
          "Fix: pair HighThroughput between GPUs with HopperContiguous or LowLatency between GPUs with HopperMasked, rows unquantised or in "
          "fp8 blocks of 128, or drop overlap_dispatch (docs/errors.md#dispatch-overlaps)");
+MOE_RULE(CombineOverlaps,
+         "moe: the configuration asks for experts and combine in one schedule, which this exchange or these experts cannot run. "
+         "Fix: pair HighThroughput between GPUs with HopperContiguous, outputs in bf16, rows unquantised or in fp8 blocks of 128, or drop "
+         "overlap_combine (docs/errors.md#combine-overlaps)");
 }  // namespace rules
 
 /// Routes a batch on the host. routing/row/route_args.hpp defines inputs and outputs.
@@ -136,8 +140,24 @@ struct Meeting {
       return false;
     }
   }
+  static constexpr bool completions_meet() {
+    if constexpr (!kOverlapsCombine<Config>) {
+      return true;
+    } else if constexpr (!facts::completes<Exchange>()) {
+      return false;
+    } else if constexpr (facts::arrives<Exchange>()) {
+      return requires(Kernel& kernel, Exchange& exchange, Tokens const& tokens, Out out, Stream<Space> stream) {
+        kernel.apply(tokens, out, exchange.arrivals(), exchange.completions(), stream);
+      };
+    } else {
+      return requires(Kernel& kernel, Exchange& exchange, Tokens const& tokens, Out out, Stream<Space> stream) {
+        kernel.apply(tokens, out, exchange.completions(), stream);
+      };
+    }
+  }
   using type = std::tuple<
       Verdict<rules::DispatchOverlaps, arrivals_meet(), Exchange, Kernel>,
+      Verdict<rules::CombineOverlaps, completions_meet(), Exchange, Kernel>,
       Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict,
       Verdict<rules::KernelRoutes, !facts::routes_inside<typename C::Experts>() || KernelRoutes<Kernel, Router>, Kernel, Router>>;
 };

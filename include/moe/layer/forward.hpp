@@ -42,33 +42,32 @@ void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, For
   }
   HalfBatch<C> batch = half(exchange_, kernel_, hidden, output, 0, rows_, options);
 
-  if constexpr (facts::arrives<Exchange>()) {  // one phase: a probe's work would come between the two
-    probe.begin(Phase::experts);
-    try {
-      batch.dispatch_experts(stream);
-    } catch (...) {
-      batch.abandon(stream);
-      throw;
-    }
-    probe.end(Phase::experts);
-  } else {
+  // What runs in one schedule is one phase, that of the experts: a probe's work would come between.
+  constexpr bool kArrives = facts::arrives<Exchange>();
+  constexpr bool kCompletes = facts::completes<Exchange>();
+  if constexpr (!kArrives) {
     probe.begin(Phase::dispatch);
     batch.dispatch(stream);
     probe.end(Phase::dispatch);
-
-    probe.begin(Phase::experts);
-    try {
-      batch.experts(stream);
-    } catch (...) {
-      batch.abandon(stream);  // the other ranks wait in finalize()
-      throw;
-    }
-    probe.end(Phase::experts);
   }
 
-  probe.begin(Phase::combine);
+  probe.begin(Phase::experts);
+  try {
+    if constexpr (kArrives) {
+      batch.dispatch_experts(stream);
+    } else {
+      batch.experts_combined(stream);
+    }
+  } catch (...) {
+    batch.abandon(stream);  // the other ranks wait in finalize()
+    throw;
+  }
+  if constexpr (!kCompletes) {
+    probe.end(Phase::experts);
+    probe.begin(Phase::combine);
+  }
   batch.combine(stream);
-  probe.end(Phase::combine);
+  probe.end(kCompletes ? Phase::experts : Phase::combine);
 }
 
 /// Validates and routes the batch.

@@ -32,14 +32,27 @@ class HalfBatch {
     call([&] { tokens_.emplace(exchange_.prepare(routed_, stream)); });
   }
   void experts(Stream<Space> stream) { kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), stream); }
-  /// dispatch() and experts() with nothing between them, in one schedule where the composition has that.
+  /// experts() with nothing between them and combine(), in one schedule where the composition has that.
+  void experts_combined(Stream<Space> stream) {
+    if constexpr (facts::completes<Exchange>()) {
+      kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), exchange_.completions(), stream);
+    } else {
+      experts(stream);
+    }
+  }
+  /// dispatch() and experts() with nothing between them, nor between them and combine(), in one schedule where the composition has that.
   void dispatch_experts(Stream<Space> stream) {
     if constexpr (facts::arrives<Exchange>()) {
       call([&] { tokens_.emplace(facts::prepare_arriving(exchange_, routed_, stream)); });
-      kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), exchange_.arrivals(), stream);
+      auto const output = facts::expert_output(exchange_, output_);
+      if constexpr (facts::completes<Exchange>()) {
+        kernel_.apply(tokens_.value(), output, exchange_.arrivals(), exchange_.completions(), stream);
+      } else {
+        kernel_.apply(tokens_.value(), output, exchange_.arrivals(), stream);
+      }
     } else {
       dispatch(stream);
-      experts(stream);
+      experts_combined(stream);
     }
   }
   void combine(Stream<Space> stream) {

@@ -70,6 +70,18 @@ auto prepare_arriving(Exchange& exchange, Routed const& routed, StreamT stream) 
   }
 }
 
+/// Exchange::kCompletes: Exchange::completions() has words in which experts say which columns of their output are complete, so that the
+/// finalize() of the last prepare() starts beside them. After that call the experts must tell every block, once, before they end. Default:
+/// finalize() starts when the experts are done.
+template <class Exchange>
+constexpr bool completes() {
+  if constexpr (requires { Exchange::kCompletes; }) {
+    return Exchange::kCompletes;
+  } else {
+    return false;
+  }
+}
+
 /// Exchange::window().bytes(): this rank's part of the window that it maps. Default: it has none.
 template <class Exchange>
 std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {
