@@ -89,6 +89,8 @@ TEST(ExchangeShapes, T12_T20_WhatHighThroughputRefuses) {
   expect(ErrorCode::config, [](auto& s) { s.blocks = 0; }, "high_throughput: 0 blocks, at most 160");
   expect(ErrorCode::config, [](auto& s) { s.alignment = 0; }, "high_throughput: expert alignment 0 must be at least 1");
   expect(ErrorCode::config, [](auto& s) { s.parities = 3; }, "high_throughput: 3 parities, 1 or 2");
+  expect(ErrorCode::config, [](auto& s) { s.column_blocks = 9; }, "high_throughput: 9 column blocks, at most 8");
+  expect(ErrorCode::config, [](auto& s) { s.column_blocks = -1; }, "high_throughput: -1 column blocks, at most 8");
   expect(ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "high_throughput: 200000 tokens x 8 exceed the count word");
 }
 
@@ -117,6 +119,58 @@ TEST(ExchangeShapes, T12_TagsTellShapesApart) {
   HighThroughputShape a = high(), b = high();
   b.layer = 1;
   EXPECT_NE(a.tag(), b.tag());
+  std::set<std::uint32_t> columns;
+  for (int blocks : {0, 1, 2, 4, 7}) {
+    for (bool arriving : {false, true}) {
+      for (int parities : {1, 2}) {
+        a.column_blocks = blocks;
+        a.arriving = arriving;
+        a.parities = parities;
+        columns.insert(a.tag());
+      }
+    }
+  }
+  EXPECT_EQ(columns.size(), 20U);
+}
+
+// Blocks of whole 256 columns that cover every width, as many as asked for where the width allows.
+TEST(ExchangeShapes, ColumnBlocksCoverEveryWidth) {
+  HighThroughputShape s = high();
+  for (s.hidden = 16; s.hidden <= 16384; s.hidden += 16) {
+    for (s.column_blocks = 1; s.column_blocks <= moe::comm::kMaxColumnBlocks; ++s.column_blocks) {
+      SCOPED_TRACE(moe::text("hidden ", s.hidden, ", at most ", s.column_blocks, " blocks"));
+      ASSERT_EQ(s.columns() % 256, 0);
+      ASSERT_GE(s.num_column_blocks(), 1);
+      ASSERT_LE(s.num_column_blocks(), s.column_blocks);
+      ASSERT_GE(s.num_column_blocks() * s.columns(), s.hidden);
+      ASSERT_LT((s.num_column_blocks() - 1) * s.columns(), s.hidden);
+      ASSERT_LT(s.columns(), s.hidden / s.column_blocks + 257);
+    }
+  }
+  auto const blocks = [&](int hidden, int most) {
+    s.hidden = hidden;
+    s.column_blocks = most;
+    return std::pair(s.num_column_blocks(), s.columns());
+  };
+  EXPECT_EQ(blocks(7168, 4), std::pair(4, 1792));
+  EXPECT_EQ(blocks(4096, 4), std::pair(4, 1024));
+  EXPECT_EQ(blocks(512, 4), std::pair(2, 256));
+  EXPECT_EQ(blocks(2944, 5), std::pair(4, 768));
+}
+
+// Words of column blocks are there only for a shape that has such blocks, and add less than a page for each parity.
+TEST(ExchangeShapes, ColumnBlocksTakeFewWords) {
+  HighThroughputShape s = high();
+  moe::detail::HighThroughputLayout const plain(s);
+  s.column_blocks = 4;
+  moe::detail::HighThroughputLayout const with(s);
+  EXPECT_EQ(plain.complete[1], 0U);
+  std::size_t const rounds = 768, round = 256, words = 256;  // u32 [160], [1] and [4][8], each in whole 256 bytes
+  EXPECT_EQ(with.bytes - plain.bytes, 2 * (rounds + round + words));
+  EXPECT_EQ(with.round[0], with.finished[0] + rounds);
+  EXPECT_EQ(with.complete[0], with.round[0] + round);
+  EXPECT_EQ(with.finished[1], with.complete[0] + words);
+  EXPECT_EQ(with.counts[0], with.finished[1] + rounds + round + words);
 }
 
 // Sizes beyond 2^31, and contiguous parts: a buffer set begins where the previous one ends.

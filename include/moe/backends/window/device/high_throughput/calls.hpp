@@ -5,6 +5,7 @@
 
 #include "moe/backends/window/device/high_throughput/params.hpp"
 #include "moe/comm/arrivals.hpp"
+#include "moe/comm/completions.hpp"
 
 namespace moe::detail {
 
@@ -39,9 +40,19 @@ class HighThroughputCalls {
             own<std::uint64_t>(params_.at.counts[p]) + params_.window.rank * shape_.local_experts(), shape_.num_experts + shape_.ranks,
             shape_.local_experts()};
   }
+  /// With column blocks: in which words the experts of the last dispatch of this parity tell what is complete.
+  comm::Completions completions(int parity) const {
+    auto const p = static_cast<std::size_t>(parity);
+    return {params_.window,   params_.at.complete[p], own<std::uint32_t>(params_.at.round[p]), shape_.num_column_blocks(),
+            shape_.columns(), shape_.blocks};
+  }
   /// Reads the rows in outputs(parity) of every rank and sums them in rank order.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                int routing_parity = -1, std::uint32_t refused = 0) const;
+  /// With column blocks: combine() that may run beside the experts, the last kernels in `stream`, which tell every block of completions().
+  /// Other ranks may run combine() in the same round.
+  void combine_completing(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
+                          int routing_parity = -1) const;
   /// Sums expert-major outputs [list entries][H] into outputs(parity), before combine(). Needs lists.
   void reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity = -1) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().

@@ -42,23 +42,39 @@ inline std::size_t high_throughput_combine_shared(HighThroughputShape const& s, 
          static_cast<std::size_t>(piece_bytes);
 }
 
+/// What one pass over the tokens sums: whole rows.
+struct HighThroughputWholeRows {
+  __device__ static int begin() { return 0; }  ///< first byte of each row
+  __device__ static int end(int hidden) { return 2 * hidden; }
+};
+
+/// Where a warp is in its ring: the parity of the next stage's barrier, and that stage, to fetch and to sum. Between passes both are the
+/// same.
+struct HighThroughputRing {
+  std::uint32_t phase = 0;
+  int stage = 0;
+};
+
 /// One warp's ring of stages. Pieces are requested in the order of the sum: token by token, all pieces of a token before the next token.
+template <class Part>
 class HighThroughputFetcher {
  public:
-  /// `full`: a barrier for each stage; `first`, `stride`: the warp's tokens.
-  __device__ HighThroughputFetcher(HighThroughputCombine const& a, unsigned char* ring, std::uint64_t* full, int tokens, int first,
-                                   int stride)
+  /// `full`: a barrier for each stage; `first`, `stride`: the warp's tokens; `part`: which bytes of their rows; `stage`: the first.
+  __device__ HighThroughputFetcher(HighThroughputCombine const& a, Part part, unsigned char* ring, std::uint64_t* full, int tokens,
+                                   int first, int stride, int stage)
       : a_(a),
+        part_(part),
         ring_(ring),
         full_(full),
         sent_rows_(comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing])),
         tokens_(tokens),
         stride_(stride),
         max_rows_(min(a.topk, a.window.size)),
-        pieces_((2 * a.hidden + a.piece_bytes - 1) / a.piece_bytes),
-        t_(first) {
+        pieces_((part.end(a.hidden) - part.begin() + a.piece_bytes - 1) / a.piece_bytes),
+        t_(first),
+        stage_(stage) {
     int const lane = static_cast<int>(threadIdx.x) % 32;
-    rows_ = lane < a.window.size ? a.window.peer[lane] + a.at.outputs[a.parity.rows] : nullptr;
+    rows_ = lane < a.window.size ? a.window.peer[lane] + a.at.outputs[a.parity.rows] + part.begin() : nullptr;
     row_ = t_ < tokens_ ? row_of(t_) : -1;
     later_row_ = t_ + stride_ < tokens_ ? row_of(t_ + stride_) : -1;
   }
@@ -74,7 +90,7 @@ class HighThroughputFetcher {
     }
     int const lane = static_cast<int>(threadIdx.x) % 32;
     int const row_bytes = 2 * a_.hidden;
-    int const bytes = min(a_.piece_bytes, row_bytes - piece_ * a_.piece_bytes);
+    int const bytes = bytes_of(piece_);
     unsigned const with = __ballot_sync(0xffffffffU, row_ >= 0);
     std::uint64_t* const bar = &full_[stage_];
     if (lane == 0) {
@@ -96,11 +112,13 @@ class HighThroughputFetcher {
   }
   /// The rows of a stage, one piece each.
   __device__ uint4 const* stage(int stage) const { return reinterpret_cast<uint4 const*>(ring_ + stage * max_rows_ * a_.piece_bytes); }
-  /// The number of pieces of one row.
+  /// The number of pieces of one row, and the bytes of one of them.
   __device__ int pieces() const { return pieces_; }
+  __device__ int bytes_of(int piece) const { return min(a_.piece_bytes, part_.end(a_.hidden) - part_.begin() - piece * a_.piece_bytes); }
 
  private:
   HighThroughputCombine const& a_;
+  Part part_;
   unsigned char* ring_;
   std::uint64_t* full_;
   std::int32_t const* sent_rows_;
@@ -108,19 +126,20 @@ class HighThroughputFetcher {
   char const* rows_;  ///< outputs of this lane's rank
   int t_;             ///< state of the next piece to fetch, with the members below
   int piece_ = 0;
-  int stage_ = 0;
+  int stage_;
   int row_;
   int later_row_;  ///< row_ of the token after it
 };
 
-/// One thread per rank: publishes that peers may read this rank's rows, then waits until this rank may read theirs. The block synchronises
-/// before and after the wait. False: a wait failed.
+/// One thread per rank: with `Offers` publishes that peers may read this rank's rows, then waits until this rank may read theirs. The block
+/// synchronises before and after the wait. False: a wait failed.
+template <bool Offers>
 __device__ inline bool meet_ranks(HighThroughputCombine const& a, std::uint32_t round, std::uint64_t* full, int* failed) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const lane = tid % 32;
-  if (blockIdx.x == 0 && tid < w.size) {
+  if (Offers && blockIdx.x == 0 && tid < w.size) {
     if (a.refused != 0) {
       refuse(w, tid, round, a.refused);
     }
@@ -152,28 +171,28 @@ __device__ inline bool meet_ranks(HighThroughputCombine const& a, std::uint32_t 
   return *failed == 0;
 }
 
-/// One warp: adds the rows of its tokens, ranks ascending, as their pieces arrive.
-__device__ inline void sum_tokens(HighThroughputCombine const& a, unsigned char* ring, std::uint64_t* full) {
+/// One warp: adds the rows of its tokens, ranks ascending, as their pieces arrive. `memory`: of its ring.
+template <class Part>
+__device__ inline void sum_tokens(HighThroughputCombine const& a, Part part, unsigned char* memory, std::uint64_t* full,
+                                  HighThroughputRing& ring) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const blocks = static_cast<int>(gridDim.x);
   int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
   int const stride = static_cast<int>(blockDim.x) / 32 * blocks;
   // Neighbouring tokens go to different blocks.
   int const t_first = static_cast<int>(blockIdx.x) + blocks * (static_cast<int>(threadIdx.x) / 32);
-  HighThroughputFetcher fetcher(a, ring, full, M, t_first, stride);
+  HighThroughputFetcher<Part> fetcher(a, part, memory, full, M, t_first, stride, ring.stage);
   for (int s = 0; s < a.stages; ++s) {
     fetcher.fetch();
   }
 
-  int stage = 0;
-  std::uint32_t phase = 0;
   for (int t = t_first; t < M; t += stride) {
     int const n = __popc(__ballot_sync(0xffffffffU, fetcher.row_of(t) >= 0));
     for (int piece = 0; piece < fetcher.pieces(); ++piece) {
-      int const vectors = min(a.piece_bytes, 2 * a.hidden - piece * a.piece_bytes) / 16;
-      std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2);
-      ptx::barrier_wait(&full[stage], phase);
-      uint4 const* const in = fetcher.stage(stage);
+      int const vectors = fetcher.bytes_of(piece) / 16;
+      std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2) + part.begin() / 2;
+      ptx::barrier_wait(&full[ring.stage], ring.phase);
+      uint4 const* const in = fetcher.stage(ring.stage);
       uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + column);
       for (int u = lane; u < vectors; u += 32) {
         float acc[8] = {};
@@ -189,9 +208,9 @@ __device__ inline void sum_tokens(HighThroughputCombine const& a, unsigned char*
       }
       __syncwarp();
       fetcher.fetch();
-      if (++stage == a.stages) {
-        stage = 0;
-        phase ^= 1;
+      if (++ring.stage == a.stages) {
+        ring.stage = 0;
+        ring.phase ^= 1;
       }
     }
   }
@@ -213,9 +232,10 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
     wait_round(w, own<std::uint32_t>(w, a.at.moved[a.parity.rows]), kMoved, comm::ExchangePhase::dispatch_rows, w.rank);
   }
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
-  if (meet_ranks(a, round, full[warp], &failed)) {
+  if (meet_ranks<true>(a, round, full[warp], &failed)) {
     std::size_t const ring_bytes = static_cast<std::size_t>(a.stages) * min(a.topk, w.size) * a.piece_bytes;
-    sum_tokens(a, shared + warp * ring_bytes, full[warp]);
+    HighThroughputRing ring;
+    sum_tokens(a, HighThroughputWholeRows{}, shared + warp * ring_bytes, full[warp], ring);
   }
 
   __syncthreads();

@@ -289,7 +289,27 @@ __device__ inline void reuse_positions(HighThroughputDispatch const& a, HighThro
   }
 }
 
-template <bool kFp8>
+/// With column blocks, before the row positions: numbers the dispatch among those of its parity, by the combines that this parity has had,
+/// which is equal on all ranks. A cached dispatch sends rows without the counts of the other ranks, so it waits until their experts of the
+/// last combine have ended: that combine may have ended here when their rows were complete.
+__device__ inline void begin_column_round(HighThroughputDispatch const& a, HighThroughputBlock& state) {
+  using namespace comm::detail;
+  comm::WindowView const& w = a.window;
+  int const tid = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0 && tid == 0) {
+    *own<std::uint32_t>(w, a.at.round[a.parity.rows]) = *own<std::uint32_t>(w, a.at.finished[a.parity.rows]) + 1;
+  }
+  if (a.cached) {
+    if (tid < w.size && !wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, own<std::uint32_t>(w, a.at.combined)[blockIdx.x],
+                                    comm::ExchangePhase::combine_rows, tid)) {
+      state.failed = 1;
+    }
+    __syncthreads();
+  }
+}
+
+/// kColumns: the layout has column blocks.
+template <bool kFp8, bool kColumns>
 __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_dispatch(HighThroughputDispatch const __grid_constant__ a) {
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -321,6 +341,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
   __syncthreads();
   begin_dependent_kernel();
+  if constexpr (kColumns) {
+    begin_column_round(a, state);
+  }
   std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
   int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
   int const t_first = first_token(M, block, blocks);

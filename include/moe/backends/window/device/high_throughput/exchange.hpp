@@ -22,6 +22,8 @@ struct HighThroughputParams<Window> {
   bool programmatic = true;  ///< programmatic dependent launch: blocks launch while the kernel before ends
   int expert_alignment = 0;  ///< above 0: expert_major() lists rows by expert, each expert's part a multiple of it. The same on all ranks
   bool statistics = false;   ///< collects waited_ns()
+  int column_blocks = 4;     ///< with overlap_combine: blocks of columns, of at least 256, that experts complete one by one; 1 to 8, the
+                             ///< same on all ranks
   bool fenced = true;        ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
@@ -39,8 +41,9 @@ struct ExpertMajor {
 template <class Partial>
 struct HighThroughputRecord : moe::detail::DispatchRecord {
   bool reduced = false;
-  int routing = 0;         ///< parity of the layout that it uses
-  std::uint32_t root = 0;  ///< dispatch that filled it
+  bool completing = false;  ///< its experts tell which columns are complete
+  int routing = 0;          ///< parity of the layout that it uses
+  std::uint32_t root = 0;   ///< dispatch that filled it
   moe::detail::ExchangeTokens tokens;
   Partial* output = nullptr;
 };
@@ -100,6 +103,17 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
   {
     return calls_.arrivals(last_.parity());
   }
+  /// Whether finalize() may run beside the experts: the configuration asks for it, and no kernel stands between the two, as one that rounds
+  /// float outputs would.
+  static constexpr bool kCompletes = kOverlapsCombine<Config> && std::is_same_v<Partial, bf16>;
+  /// After prepare() and before its finalize(), which then reads each block of columns once the experts of all ranks have told it: these
+  /// must tell every block once, with their rows in expert_output(), and be the last kernels before finalize(). Ranks choose independently;
+  /// without this call finalize() starts when the experts are done.
+  comm::Completions completions()
+    requires kCompletes
+  {
+    return completions(last_);
+  }
   /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return expert_output(last_); }
   /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token with no destination.
@@ -134,6 +148,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
     r.routing = routing;
     r.root = root;
     r.reduced = false;
+    r.completing = false;
     r.tokens = exchange_tokens(in);
     calls_.dispatch(r.tokens, handle.parity(), stream, from != nullptr ? routing : -1);
     return handle;
@@ -160,6 +175,17 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
       return make_rows(r.output, shape_.rows(), shape_.hidden);
     }
   }
+  /// completions() of one dispatch. E_STATE for a handle that is stale or was combined, and after reduce_expert_major().
+  comm::Completions completions(Handle handle)
+    requires kCompletes
+  {
+    Record& r = expect(handle, "completions");
+    if (r.reduced) {
+      throw Error(ErrorCode::state, "completions: called after reduce_expert_major, whose sums are not told");
+    }
+    r.completing = true;
+    return calls_.completions(handle.parity());
+  }
   /// finalize() of one dispatch. E_STATE for a handle that is stale or was combined; E_ARG for `out`.
   void combine(Handle handle, Rows<Act, Config::hidden> out, cudaStream_t stream) {
     Record& r = expect(handle, "finalize");
@@ -170,7 +196,11 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
         calls_.round(r.output, parity, stream, r.routing);
       }
     }
-    calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
+    if (r.completing) {
+      calls_.combine_completing(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
+    } else {
+      calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
+    }
     r.state = DispatchState::idle;
     finish_refusal(0, stream);
   }
@@ -190,6 +220,9 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
   void reduce_expert_major(Handle handle, bf16 const* y, cudaStream_t stream) {
     expert_major(handle);
     Record& r = expect(handle, "reduce_expert_major");
+    if (r.completing) {
+      throw Error(ErrorCode::state, "reduce_expert_major: called after completions, whose experts write the sums themselves");
+    }
     calls_.reduce(y, handle.parity(), 8 * shape_.blocks, stream, r.routing);
     r.reduced = true;
   }
@@ -219,12 +252,18 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
     s.alignment = params.expert_alignment > 0 ? params.expert_alignment : 1;
     s.capacity = params.capacity;
     s.arriving = kArrives;
+    if constexpr (kCompletes) {
+      moe::detail::require_shape("high_throughput", params.column_blocks >= 1, ErrorCode::config, params.column_blocks,
+                                 " column blocks, at least 1");
+      s.column_blocks = params.column_blocks;
+    }
     s.check();
     return s;
   }
   static comm::WindowArguments arguments(moe::detail::HighThroughputShape const& s) {
     return {"high_throughput",
-            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.lists, s.alignment, s.rows(), s.blocks, s.arriving},
+            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.lists, s.alignment, s.rows(), s.blocks, s.arriving,
+             s.num_column_blocks()},
             static_cast<std::int64_t>(moe::detail::HighThroughputCalls::window_bytes(s) - comm::kWindowControlBytes)};
   }
   comm::WindowView view(Params const& params) const {

@@ -5,7 +5,7 @@
 
 #include "moe/backends/window/device/common/launch.cuh"
 #include "moe/backends/window/device/high_throughput/calls.hpp"
-#include "moe/backends/window/device/high_throughput/combine.cuh"
+#include "moe/backends/window/device/high_throughput/combine_columns.cuh"
 #include "moe/backends/window/device/high_throughput/rows.cuh"
 
 namespace moe::detail {
@@ -22,6 +22,13 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
+static inline auto high_throughput_dispatch_kernel(bool fp8, bool columns) -> void (*)(HighThroughputDispatch) {
+  if (columns) {
+    return fp8 ? &high_throughput_dispatch<true, true> : &high_throughput_dispatch<false, true>;
+  }
+  return fp8 ? &high_throughput_dispatch<true, false> : &high_throughput_dispatch<false, false>;
+}
+
 [[gnu::used,
   gnu::noinline]] inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
                                                                   ExchangeOptions const& options, HighThroughputTuning const& tuning)
@@ -36,11 +43,16 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   combine_stages_ = high_throughput_combine_stages(shape, combine_warps_, piece_bytes);
   combine_shared_ = high_throughput_combine_shared(shape, combine_warps_, combine_stages_, piece_bytes);
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
-  check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
+  for (bool const columns : {true, false}) {
+    for (bool const fp8 : {true, false}) {
+      check_cuda(cudaFuncSetAttribute(high_throughput_dispatch_kernel(fp8, columns), kAttribute, kHighThroughputShared),
+                 "cudaFuncSetAttribute");
+    }
+  }
   check_cuda(cudaFuncSetAttribute(&high_throughput_rows<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_rows<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_combine, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(&high_throughput_combine_columns, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   set_blocks(shape.blocks);
 }
 
@@ -48,8 +60,12 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   HighThroughputShape changed = shape_;
   changed.blocks = blocks;
   changed.check();
-  expect_resident(&high_throughput_dispatch<true>, "high_throughput", blocks, 32 * dispatch_warps_, dispatch_shared_);
+  bool const columns = changed.column_blocks > 0;
+  expect_resident(high_throughput_dispatch_kernel(true, columns), "high_throughput", blocks, 32 * dispatch_warps_, dispatch_shared_);
   expect_resident(&high_throughput_combine, "high_throughput", blocks, 32 * combine_warps_, combine_shared_);
+  if (columns) {
+    expect_resident(&high_throughput_combine_columns, "high_throughput", blocks, 32 * combine_warps_, combine_shared_);
+  }
   shape_ = changed;
   params_.set_shape(changed);
 }
@@ -67,8 +83,8 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
                                  refused,
                                  shape_.arriving,
                                  shape_.arriving && routing_parity < 0};
-  launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
-                  shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
+  launch_exchange(high_throughput_dispatch_kernel(shape_.fp8, shape_.column_blocks > 0), "high_throughput_dispatch", shape_.blocks,
+                  32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
   if (a.arriving) {
     launch_exchange(shape_.fp8 ? &high_throughput_rows<true> : &high_throughput_rows<false>, "high_throughput_rows", shape_.blocks,
                     32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
@@ -80,9 +96,31 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
                                                                                     cudaStream_t stream, int routing_parity,
                                                                                     std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
-  HighThroughputCombine const a{params_, in,  half,      tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced,
-                                refused, out, out_stride};
-  launch_exchange(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
+  HighThroughputColumns const a{
+      {params_, in, half, tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced, refused, out, out_stride},
+      shape_.columns(),
+      shape_.num_column_blocks(),
+      false};
+  if (shape_.column_blocks > 0) {
+    launch_exchange(&high_throughput_combine_columns, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
+                    options_.programmatic, stream, a);
+    return;
+  }
+  launch_exchange<HighThroughputCombine>(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_,
+                                         combine_shared_, options_.programmatic, stream, a);
+}
+
+[[gnu::used, gnu::noinline, gnu::noclone]] inline void HighThroughputCalls::combine_completing(ExchangeTokens const& in, __nv_bfloat16* out,
+                                                                                               std::int64_t out_stride, int parity,
+                                                                                               cudaStream_t stream,
+                                                                                               int routing_parity) const {
+  auto const half = HighThroughputParity::of(parity, routing_parity);
+  HighThroughputColumns const a{
+      {params_, in, half, tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced, 0, out, out_stride},
+      shape_.columns(),
+      shape_.num_column_blocks(),
+      true};
+  launch_exchange(&high_throughput_combine_columns, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
                   options_.programmatic, stream, a);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "moe/backends/window/device/common/layout.hpp"
+#include "moe/comm/completions.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 
@@ -27,11 +28,15 @@ struct HighThroughputShape {
   int blocks = 16;
   int parities = 2;       ///< 1: dispatch and combine strictly alternate
   bool arriving = false;  ///< experts may start before the rows have come
+  int column_blocks = 0;  ///< above 0: a combine may follow the experts in as many blocks of columns, or fewer, as hidden allows
   int layer = 0;          ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
   int groups() const { return (hidden + 127) / 128; }
   int rows() const { return capacity > 0 ? capacity : ranks * max_tokens; }
+  /// Columns of a block but the last, a multiple of 256.
+  int columns() const { return column_blocks == 0 ? 0 : (hidden + 256 * column_blocks - 1) / (256 * column_blocks) * 256; }
+  int num_column_blocks() const { return column_blocks == 0 ? 0 : (hidden + columns() - 1) / columns(); }
   /// Entries of the expert-major list in the worst case.
   std::int64_t list_size() const {
     return static_cast<std::int64_t>(rows()) * topk + static_cast<std::int64_t>(local_experts()) * (alignment - 1);
@@ -49,7 +54,7 @@ struct HighThroughputShape {
         .add(alignment)
         .add(rows())
         .add(blocks)
-        .add(parities + (arriving ? 2 : 0))
+        .add(parities + (arriving ? 2 : 0) + 4 * num_column_blocks())
         .add(static_cast<std::uint64_t>(layer))
         .value();
   }
@@ -59,6 +64,8 @@ struct HighThroughputShape {
     check_sizes(*this, {kName, 32, 16, 1024});
     require_shape(kName, alignment >= 1, ErrorCode::config, "expert alignment ", alignment, " must be at least 1");
     require_shape(kName, parities == 1 || parities == 2, ErrorCode::config, parities, " parities, 1 or 2");
+    require_shape(kName, column_blocks >= 0 && column_blocks <= comm::kMaxColumnBlocks, ErrorCode::config, column_blocks,
+                  " column blocks, at most ", comm::kMaxColumnBlocks);
   }
 };
 
@@ -99,6 +106,9 @@ struct HighThroughputLayout {
   std::size_t moved[2] = {};           ///< own, arriving: u32 blocks that have moved their rows; kMoved more when all have
   std::size_t order = 0;               ///< own, arriving: i32 [T] tokens in the order in which each block sends them
   std::size_t arrived[2] = {};         ///< arriving: u32 [rank][L] complete rows from that rank for each local expert
+  std::size_t finished[2] = {};        ///< own, with column blocks: u32 [blocks] combines that this parity has had
+  std::size_t round[2] = {};           ///< own, with column blocks: u32 number of the last dispatch among those of this parity
+  std::size_t complete[2] = {};        ///< with column blocks: u32 [column block][rank] the round in which that rank's rows are complete
   std::size_t bytes = 0;
   int row_bytes = 0;
   int scale_stride = 0;  ///< floats from row to row: whole 128-byte lines, which transfer faster than partial ones
@@ -125,6 +135,11 @@ struct HighThroughputLayout {
     ready = take(4 * comm::kMaxWindowRanks);
     if (s.arriving) {
       order = take(4 * T);
+    }
+    for (int p = 0; s.column_blocks > 0 && p < s.parities; ++p) {
+      finished[p] = take(4 * kMaxExchangeBlocks);
+      round[p] = take(4);
+      complete[p] = take(4 * R * static_cast<std::size_t>(s.num_column_blocks()));
     }
     for (int p = 0; p < s.parities; ++p) {
       counts[p] = take(8 * R * (E + R));
