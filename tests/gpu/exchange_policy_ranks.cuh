@@ -13,6 +13,7 @@
 
 #include "moe/backends/common/memory.hpp"
 #include "moe/backends/window/device/common/window.hpp"
+#include "moe/comm/completions.cuh"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/layer_config.hpp"
@@ -89,6 +90,57 @@ void run_identity(moe::StandardTokens<Payload, float> const& t, moe::Rows<Partia
   identity<<<16, 128, 0, s>>>(t, y);
 }
 
+/// Identity experts in blocks of columns, which they tell when all rows are complete there.
+struct Telling {
+  moe::comm::Completions to{};
+  unsigned* finished = nullptr;            ///< device [blocks], 0: thread blocks that have finished each block of columns
+  int told = moe::comm::kMaxColumnBlocks;  ///< blocks that are told; the others are only written
+  int late = -1;                           ///< before this block all wait `late_ns`
+  std::uint64_t late_ns = 0;
+  std::uint16_t const* watched = nullptr;  ///< an element of the combine's output that is 0xffff before; after the first block is told,
+  std::uint32_t* seen = nullptr;           ///< whether it changed within a second
+};
+
+/// y[r] = row r times the sum of its weights, in choice order, block of columns by block. The combine may start beside it.
+template <class Payload>
+__global__ void identity_telling(moe::StandardTokens<Payload, float> const t, moe::Rows<moe::bf16> const y, Telling const a) {
+  moe::ptx::launch_dependents();
+  __shared__ bool last;
+  auto const hidden = static_cast<int>(y.extent(1));
+  auto const tid = static_cast<int>(threadIdx.x);
+  std::int64_t const n = t.num_rows != nullptr ? *t.num_rows : t.rows.extent(0);
+  auto const wait = [](std::uint64_t ns, auto const& over) {
+    std::uint64_t const start = moe::ptx::now_ns();
+    while (!over() && moe::ptx::now_ns() - start < ns) {
+    }
+    return over();
+  };
+  for (int b = 0; b < a.to.blocks; ++b) {
+    if (b == a.late) wait(a.late_ns, [] { return false; });
+    for (std::int64_t r = blockIdx.x; r < n; r += gridDim.x) {
+      for (int h = b * a.to.columns + tid; h < min((b + 1) * a.to.columns, hidden); h += static_cast<int>(blockDim.x)) {
+        float const v = decoded(t.rows.data_handle() + r * t.rows.stride(0), t.scales.data_handle() + r * t.scales.stride(0), h);
+        float sum = 0.0F;
+        for (int j = 0; j < t.topk_ids.extent(1); ++j) {
+          if (t.topk_ids(r, j) >= 0) sum = fmaf(t.topk_weights(r, j), __bfloat162float(__float2bfloat16_rn(v)), sum);
+        }
+        y(r, h) = __float2bfloat16_rn(sum);
+      }
+    }
+    __syncthreads();
+    if (tid == 0) last = moe::ptx::increment_acq_rel_gpu(a.finished + b, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    if (last && tid < 32 && b < a.told) moe::comm::detail::complete_columns(a.to, b);
+    if (b == 0 && a.watched != nullptr && blockIdx.x == 0 && tid == 0) {
+      *a.seen = wait(1'000'000'000, [&] { return *static_cast<std::uint16_t const volatile*>(a.watched) != 0xffff; }) ? 1 : 0;
+    }
+  }
+}
+template <class Payload>
+void run_telling(moe::StandardTokens<Payload, float> const& t, moe::Rows<moe::bf16> const& y, Telling const& telling, cudaStream_t s) {
+  identity_telling<<<8, 128, 0, s>>>(t, y, telling);
+}
+
 template <class F>
 void expect_error(moe::ErrorCode one, moe::ErrorCode other, F&& f) {
   try {
@@ -110,11 +162,11 @@ struct RankSizes {
   std::optional<moe::ExpertPlacement> placement = std::nullopt;  ///< instead of one by `strategy`
 };
 
-/// All ranks of one exchange on this GPU, driven by this thread.
-template <class Backend, class Quant = Fp8Transport, class Partial = bf16>
+/// All ranks of one exchange on this GPU, driven by this thread. The experts of an exchange with kCompletes tell their columns.
+template <class Backend, class Quant = Fp8Transport, class Partial = bf16, class Config = PolicyConfig>
 class Ranks {
  public:
-  using Exchange = typename Backend::template Exchange<PolicyConfig, Quant, Partial>;
+  using Exchange = typename Backend::template Exchange<Config, Quant, Partial>;
   using Params = typename Backend::Params;
   static constexpr bool kBatched = Backend::kFormat == moe::ActivationFormat::batched;
 
@@ -130,10 +182,11 @@ class Ranks {
       arenas_.push_back(std::make_unique<moe::Arena<moe::space::cuda>>());
       exchanges_.push_back(std::make_unique<Exchange>(
           (given != nullptr ? *given : own_)[static_cast<std::size_t>(r)],
-          moe::Shape<PolicyConfig>(
+          moe::Shape<Config>(
               {.hidden = s.hidden, .intermediate = 128, .num_experts = s.experts, .topk = s.topk, .weight_on_input = s.on_input}),
           s.max_tokens, placement_, Quant{}, p, *arenas_.back()));
       streams_.push_back(std::make_unique<moe::CudaStream>());
+      finished_.emplace_back(std::size_t{moe::comm::kMaxColumnBlocks}, 0);
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
@@ -174,9 +227,14 @@ class Ranks {
   moe::Rows<bf16> out(int r) { return moe::make_rows(as_bf16(buffer(r).out), buffer(r).in.tokens, setup_.hidden); }
   void pair(int r) {
     auto const t = at(r).prepare(in(r), stream(r));
-    run_identity(t, at(r).expert_output(), stream(r));
+    if constexpr (moe::facts::completes<Exchange>()) {
+      run_telling(t, at(r).expert_output(), telling(r, at(r).completions()), stream(r));
+    } else {
+      run_identity(t, at(r).expert_output(), stream(r));
+    }
     at(r).finalize(out(r), stream(r));
   }
+  Telling telling(int r, moe::comm::Completions const& to) { return {.to = to, .finished = finished_[static_cast<std::size_t>(r)].data()}; }
   void round() {
     for (int r = 0; r < size(); ++r) pair(r);
   }
@@ -300,6 +358,7 @@ class Ranks {
   std::vector<std::unique_ptr<moe::CudaStream>> streams_;
   std::vector<RankTokens> tokens_;
   std::vector<RankBuffers> buffers_;
+  std::vector<DeviceArray<unsigned>> finished_;
 };
 
 /// What a layer counts as the window of each rank's exchange is the formula of backends/common/memory.hpp, and less than 1 MiB of flags and

@@ -123,28 +123,6 @@ std::vector<Case> cases() {
   return list;
 }
 
-/// Rounds of a run of 4 ranks whose numbers pass the ends of 31 and of 32 bits. `counts`: those of one parity.
-template <class Run>
-void expect_rounds_wrap(Run& run, std::size_t counts) {
-  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
-    for (int r = 0; r < 4; ++r) {
-      auto const& at = run.calls(r).layout();
-      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
-      moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
-      for (int p = 0; p < 2; ++p) {
-        std::vector<std::uint64_t> const tagged(counts, static_cast<std::uint64_t>(start) << 32);
-        moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.counts[p]), tagged.data(), tagged.size() * 8, cudaMemcpyHostToDevice),
-                        "copy");
-      }
-    }
-    for (unsigned i = 0; i < 6; ++i) {
-      run.bring(i);
-      run.round(static_cast<int>(i & 1U));
-      run.expect_good(static_cast<int>(i & 1U));
-    }
-  }
-}
-
 TEST(LowLatency, T1_T2_T3_T5_T6_T19_PayloadPlacesAndOutputs) {
   for (Case const& c : cases()) {
     SCOPED_TRACE(describe(c));

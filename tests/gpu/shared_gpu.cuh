@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: process start, delays, graphs, and
-// checks: after a missing rank, after ranks disagreed, and that repeated rounds are equal.
+// checks: after a missing rank, after ranks disagreed, that repeated rounds are equal, that rounds wrap.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moe/core/cuda_graph.hpp"
+#include "moe/core/cuda_space.hpp"
 #include "moe/core/error.hpp"
 #include "tests/gpu/resident_ranks.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
@@ -87,6 +88,28 @@ void expect_same_bits(Run& run, Round&& round) {
       } else {
         EXPECT_EQ(out, first[static_cast<std::size_t>(r)]) << "rank " << r << ", round " << i;
       }
+    }
+  }
+}
+
+/// Rounds of a run of 4 ranks whose numbers pass the ends of 31 and of 32 bits. `counts`: those of one parity.
+template <class Run>
+void expect_rounds_wrap(Run& run, std::size_t counts) {
+  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
+    for (int r = 0; r < 4; ++r) {
+      auto const& at = run.calls(r).layout();
+      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
+      moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
+      for (int p = 0; p < 2; ++p) {
+        std::vector<std::uint64_t> const tagged(counts, static_cast<std::uint64_t>(start) << 32);
+        moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.counts[p]), tagged.data(), tagged.size() * 8, cudaMemcpyHostToDevice),
+                        "copy");
+      }
+    }
+    for (unsigned i = 0; i < 6; ++i) {
+      run.bring(i);
+      run.round(static_cast<int>(i & 1U));
+      run.expect_good(static_cast<int>(i & 1U));
     }
   }
 }
