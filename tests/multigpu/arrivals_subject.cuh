@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/arrivals_subject.cuh: a layer in one schedule with its dispatch beside the same layer without it, on the ranks of a test.
+// tests/multigpu/arrivals_subject.cuh: a layer in one schedule with its dispatch, its combine or both beside the same layer without it, on
+// the ranks of a test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,6 +36,12 @@ struct Plain : LayerDefaults {
 struct Fused : Plain {
   static constexpr bool overlap_dispatch = true;
 };
+struct Completing : Plain {
+  static constexpr bool overlap_combine = true;
+};
+struct Both : Fused {
+  static constexpr bool overlap_combine = true;
+};
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
 template <class Config, class P>
 using LayerOf = ModularKernel<Config, Router, typename P::Quant, typename P::Backend, typename P::Experts>;
@@ -60,17 +67,20 @@ struct Sizes {
   int capacity = 0;
   int timeout_ms = 20'000;
   int expected_rows = 0;
+  int column_blocks = 4;     ///< HighThroughput
   bool masks = false;        ///< LowLatency
   bool deduplicate = false;  ///< LowLatency
 };
 
-/// The two layers of this rank, over the same weights. P: a Pair.
-template <class P>
+/// The two layers of this rank, over the same weights. P: a Pair; FusedConfig: the configuration of the layer in one schedule.
+template <class P, class FusedConfig = Fused>
 class Subject {
   using Quant = typename P::Quant;
   template <class Config>
   using Layer = LayerOf<Config, P>;
-  static_assert(Layer<Fused>::Exchange::kArrives && !Layer<Plain>::Exchange::kArrives);
+  static_assert(facts::arrives<typename Layer<FusedConfig>::Exchange>() == FusedConfig::overlap_dispatch);
+  static_assert(facts::completes<typename Layer<FusedConfig>::Exchange>() == FusedConfig::overlap_combine);
+  static_assert(!facts::arrives<typename Layer<Plain>::Exchange>() && !facts::completes<typename Layer<Plain>::Exchange>());
 
  public:
   explicit Subject(Sizes const& sizes = {})
@@ -108,10 +118,11 @@ class Subject {
   void forward_fused() { forward(*fused_, 1); }
   /// The rows of this rank, for an exchange.
   auto routed() {
-    return typename Layer<Fused>::Exchange::Routed{make_rows(static_cast<bf16 const*>(x_.data()), tokens_, sizes_.hidden),
-                                                   make_rows(static_cast<std::int32_t const*>(ids_.data()), tokens_, kTopK),
-                                                   make_rows(static_cast<float const*>(weights_.data()), tokens_, kTopK), nullptr};
+    return typename Layer<FusedConfig>::Exchange::Routed{make_rows(static_cast<bf16 const*>(x_.data()), tokens_, sizes_.hidden),
+                                                         make_rows(static_cast<std::int32_t const*>(ids_.data()), tokens_, kTopK),
+                                                         make_rows(static_cast<float const*>(weights_.data()), tokens_, kTopK), nullptr};
   }
+  void clear_fused_output() { check_cuda(cudaMemsetAsync(out_[1].data(), 0xff, out_[1].bytes(), stream_), "cudaMemsetAsync"); }
   auto fused_output() { return make_rows(out_[1].data(), tokens_, sizes_.hidden); }
   template <class Config>
   static std::string error(Layer<Config>& layer, cudaStream_t stream) {
@@ -151,7 +162,7 @@ class Subject {
     return wrong;
   }
   double norm() const { return norm_; }
-  Layer<Fused>& fused() { return *fused_; }
+  Layer<FusedConfig>& fused() { return *fused_; }
   CudaStream& stream() { return stream_; }
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
@@ -171,6 +182,7 @@ class Subject {
                                      .placement = ExpertPlacement(shape_.num_experts, comm_.size(), PlacementStrategy::linear),
                                      .router = {shape_.num_experts, kTopK}};
     if constexpr (requires { p.backend.capacity; }) p.backend.capacity = sizes_.capacity;
+    if constexpr (requires { p.backend.column_blocks; }) p.backend.column_blocks = sizes_.column_blocks;
     if constexpr (requires { p.backend.masks; }) {
       p.backend.masks = sizes_.masks;
       p.backend.deduplicate = sizes_.deduplicate;
@@ -223,15 +235,15 @@ class Subject {
   TypedMemory<float> weights_;
   CudaStream stream_;
   std::optional<Layer<Plain>> plain_;
-  std::optional<Layer<Fused>> fused_;
+  std::optional<Layer<FusedConfig>> fused_;
   int tokens_ = 0;
   double norm_ = 0;
 };
 
 /// Ends the group.
-template <class P>
+template <class P, class FusedConfig = Fused>
 void name_a_rank_that_stays_away() {
-  Subject<P> s({.timeout_ms = 1500});
+  Subject<P, FusedConfig> s({.timeout_ms = 1500});
   if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
   ASSERT_EQ(s.round(1, Pattern::uniform, 100), "");
   s.bring_all(2, Pattern::uniform, 100);
