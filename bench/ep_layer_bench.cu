@@ -3,17 +3,18 @@
 //
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
 //                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--blocks 16]
-//                                   [--turns 1] [--json FILE]
+//                                   [--column-blocks 4] [--turns 1] [--json FILE]
 //
 // One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
-// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: window with overlap_dispatch. The bytes of a
-// rank's window are beside each time. --turns: how often window and fused are measured, one after the other. CUDA graphs of ten layers
-// where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each
-// composition is first compared with the layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and
-// weights are in the layer before it runs, as with engines that do the routing; softmax: the layer routes from logits; FOLDER, with a "/"
-// in it: given, from FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32 [ranks, tokens,
-// topk], then weights float32 of the same shape, of this machine's byte order. --like-ranks 8: as many experts per rank as on eight ranks,
-// so that a rank computes the same amount. --blocks: thread blocks of HighThroughput.
+// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: window with overlap_dispatch; completing and
+// both: high_throughput with overlap_combine, and with overlap_dispatch, too. The bytes of a rank's window are beside each time. --turns:
+// how often all of these but all_to_all_v are measured, one after the other. CUDA graphs of ten layers where the exchange can be captured
+// (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the
+// layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as
+// with engines that do the routing; softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from
+// FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32 [ranks, tokens, topk], then weights
+// float32 of the same shape, of this machine's byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank
+// computes the same amount. --blocks: thread blocks of HighThroughput; --column-blocks: its blocks of columns.
 #include <mpi.h>
 
 #include <algorithm>
@@ -72,6 +73,12 @@ struct Config : LayerDefaults {
 struct Fused : Config {
   static constexpr bool overlap_dispatch = true;
 };
+struct Completing : Config {
+  static constexpr bool overlap_combine = true;
+};
+struct Both : Fused {
+  static constexpr bool overlap_combine = true;
+};
 using Fp8 = quantization::Fp8Block<>;
 using None = quantization::None;
 
@@ -107,6 +114,7 @@ struct Options {
   std::string routing = "given";
   int like_ranks = 0;
   int blocks = backends::HighThroughput<Window>::Params{}.blocks;
+  int column_blocks = backends::HighThroughput<Window>::Params{}.column_blocks;
   int turns = 1;
   std::string json;
 };
@@ -243,6 +251,7 @@ class Bench {
       using LowLatency = backends::LowLatency<Window>;
       HighThroughput::Params high{};
       high.blocks = options_.blocks;
+      high.column_blocks = options_.column_blocks;
       using Local = backends::NoExpertParallel<space::cuda>;
       if (host_.size() == 1) {
         measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
@@ -261,6 +270,14 @@ class Bench {
         } else if (wanted("fused")) {
           measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput_fused", high,
                       std::type_identity<Fused>{});
+        }
+        if (wanted("completing")) {
+          measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput_completing",
+                      high, std::type_identity<Completing>{});
+        }
+        if (wanted("both")) {
+          measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput_both", high,
+                      std::type_identity<Both>{});
         }
       }
       if (wanted("all_to_all_v")) {
@@ -430,8 +447,9 @@ class Bench {
 };
 
 void set_option(Options& options, std::string const& key, std::string const& value) {
-  known_name("option", key,
-             {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--blocks", "--turns", "--json"});
+  known_name(
+      "option", key,
+      {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--blocks", "--column-blocks", "--turns", "--json"});
   if (key == "--shapes") {
     options.shapes = known_names(key, value, {"flash", "pro"});
   } else if (key == "--schemes") {
@@ -439,13 +457,15 @@ void set_option(Options& options, std::string const& key, std::string const& val
   } else if (key == "--tokens") {
     options.tokens = counts(key, value);
   } else if (key == "--backends") {
-    options.backends = known_names(key, value, {"window", "fused", "low_latency", "high_throughput", "all_to_all_v"});
+    options.backends = known_names(key, value, {"window", "fused", "completing", "both", "low_latency", "high_throughput", "all_to_all_v"});
   } else if (key == "--routing") {
     options.routing = value.find('/') == std::string::npos ? known_name(key, value, {"given", "softmax", "a folder with a /"}) : value;
   } else if (key == "--like-ranks") {
     options.like_ranks = count(key, value, 0);
   } else if (key == "--blocks") {
     options.blocks = count(key, value, 1);
+  } else if (key == "--column-blocks") {
+    options.column_blocks = count(key, value, 1);
   } else if (key == "--turns") {
     options.turns = count(key, value, 1);
   } else {
