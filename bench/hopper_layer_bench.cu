@@ -6,7 +6,7 @@
 //   hopper_layer_bench check <bf16|f16|fp8_block|fp8_row|int8_row> [seed]
 //   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes|fp8_row|int8_row> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits]
 //   [cluster]
-//   hopper_layer_bench columns <bf16|f16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
+//   hopper_layer_bench columns <bf16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
 //
 // columns: GEMM2 in 0, 2, 4 and 8 blocks of columns (Tuning::column_blocks) in turns, and whether their outputs have the bits of 0.
 // fp8_codes: fp8_block with input rows that are already quantised, as those of fp8_row and int8_row always are.
@@ -160,7 +160,7 @@ void time_columns(std::string const& label, LocalShape shape, Scheme scheme, Fea
   constexpr int kBlocks[] = {0, 2, 4, 8};
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
-  for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights());
+  for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights(), LayerOptions{}, launcher_with_columns(scheme));
   TypedMemory<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
   TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
   struct Candidate {
@@ -223,8 +223,8 @@ void time_columns(std::string const& label, LocalShape shape, Scheme scheme, Fea
 
 /// The scheme of a format that a mode has.
 Scheme scheme_of(std::string const& mode, std::string const& format) {
-  moe_bench::Names formats{"bf16", "f16", "fp8_block"};
-  if (mode != "columns") formats.insert(formats.end(), {"fp8_row", "int8_row"});
+  moe_bench::Names formats{"bf16", "fp8_block"};
+  if (mode != "columns") formats.insert(formats.end(), {"f16", "fp8_row", "int8_row"});
   if (mode != "check") formats.emplace_back("fp8_codes");
   moe_bench::known_name("format", format, formats);
   if (format == "f16") return Scheme::f16;

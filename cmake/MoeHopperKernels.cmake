@@ -4,7 +4,8 @@
 #   moe_add_hopper_kernels(<name> "<scheme> <activation>"...)
 #
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row, int8_row) with each activation of
-# experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer.
+# experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. bf16_columns and
+# fp8_block_columns are the kernels with blocks of columns beside those, for compositions with overlap_combine.
 #
 # "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8, fp8 or mxfp8, is the layer kernel with weights of 4
 # or 8 bits alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the
@@ -52,10 +53,10 @@ endfunction()
 # Stops where an instance is not two words that are known: nvcc's error would name neither this call nor what is known.
 function(_moe_expect_hopper_instance name instance)
   set(activations "FastSilu|AnyActivation|FixedActivation<.+>")
-  if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row) (${activations})|\
+  if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns) (${activations})|\
 w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
-    message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: \"<bf16|f16|fp8_block|fp8_row|int8_row> "
-      "<${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
+    message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: "
+      "\"<bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns> <${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
       "\"w4a8 <mxfp4|int4|int4_zero|int4_32|int4_32_zero>\"")
   endif()
 endfunction()
@@ -78,6 +79,12 @@ function(_moe_hopper_kernel_texts kernels layer scheme activation)
     set(end ">(Params const&, int, cudaStream_t)|")
     set(${kernels} "${begin}false${end}" "${begin}true${end}" PARENT_SCOPE)
     set(${layer} "${folder}/w4a8_layer.cuh>" PARENT_SCOPE)
+  elseif(scheme MATCHES "_columns$")
+    string(REPLACE "_columns" "" scheme ${scheme})
+    set(instance "<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>()|")
+    set(${kernels} "${folder}/layer/launch_columns.cuh>\ntemplate moe::hopper::ColumnLauncher moe::hopper::column_launcher${instance}"
+        PARENT_SCOPE)
+    set(${layer} "${folder}/contiguous_layer.cuh>" PARENT_SCOPE)
   else()
     set(instance "<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>()|")
     set(${kernels} "${folder}/layer/launch.cuh>\ntemplate moe::hopper::LayerLauncher moe::hopper::layer_launcher${instance}" PARENT_SCOPE)

@@ -5,4 +5,5 @@
 
 #include "moe/experts/hopper/contiguous_layer.cuh"
 #include "moe/experts/hopper/layer/launch.cuh"
+#include "moe/experts/hopper/layer/launch_columns.cuh"
 #include "moe/experts/hopper_contiguous.hpp"

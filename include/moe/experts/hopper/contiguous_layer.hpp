@@ -108,6 +108,15 @@ LayerLauncher launcher_of(Scheme scheme) {
 
 }  // namespace detail
 
+/// The kernels of a scheme for calls with Tuning::column_blocks or completions, too; bf16 and fp8_block have them.
+template <class Activation = FastSilu>
+LayerLauncher launcher_with_columns(Scheme scheme) {
+  LayerLauncher launcher = detail::launcher_of<Activation>(scheme);
+  if (scheme == Scheme::bf16) launcher.enqueue_columns = column_launcher<Scheme::bf16, Activation>();
+  if (scheme == Scheme::fp8_block) launcher.enqueue_columns = column_launcher<Scheme::fp8_block, Activation>();
+  return launcher;
+}
+
 template <class Activation>
 ContiguousLayer::ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options)
     : ContiguousLayer(shape, scheme, weights, options, detail::launcher_of<Activation>(scheme)) {

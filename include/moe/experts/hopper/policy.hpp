@@ -280,7 +280,11 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
           return hopper::layer_launcher<kScheme, hopper::AnyActivation, Tiles>();
         }
       }
-      return hopper::layer_launcher<kScheme, Activation, Tiles>();
+      hopper::LayerLauncher found = hopper::layer_launcher<kScheme, Activation, Tiles>();
+      if constexpr (kOverlapsCombine<Config> && Format == ActivationFormat::standard && hopper::kHasColumnBlocks<kScheme, Activation>) {
+        found.enqueue_columns = hopper::column_launcher<kScheme, Activation, Tiles>();
+      }
+      return found;
     }
     static hopper::LayerWeights layer_weights(Weights const& w) {
       hopper::LayerWeights out{};

@@ -131,8 +131,8 @@ struct LayerCall {
   /// bf16, fp16, or fp8_block with x_scales: rows of x, and their scales, are still coming. x, its ids and weights, or its batches, are
   /// what the counts are of.
   comm::Arrivals const* arrivals = nullptr;
-  /// Whom to tell which columns of `out` are complete, in its blocks: block by block by the kernels with the most rows a tile of bf16, fp16
-  /// and fp8_block, gated activations without biases or weights on the input. Other calls, also those with max_tokens 0, tell all blocks
+  /// Whom to tell which columns of `out` are complete, in its blocks: block by block by the kernels with the most rows a tile of bf16 and
+  /// fp8_block, gated activations without biases or weights on the input. Other calls, also those with max_tokens 0, tell all blocks
   /// behind their last kernel. The kernel after them in the stream may begin before they end; it must then wait for their end itself.
   comm::Completions const* completions = nullptr;
 };

@@ -73,27 +73,6 @@ void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cuda
   }
 }
 
-/// Kernels with blocks of columns: those of the most rows a tile, bf16, f16 and fp8_block (kBlockRows), of gated activations with every
-/// tile.
-template <Scheme S, class Activation>
-inline constexpr bool kHasColumnBlocks =
-    (S == Scheme::bf16 || S == Scheme::f16 || S == Scheme::fp8_block) && Activation::kFineTiles && Activation::kGating == 1;
-
-template <Scheme S, class Activation, class Tiles>
-void launch_layer_columns(LayerParams const& p, ColumnBlocks const& columns, int workers, Tuning const& t, cudaStream_t stream) {
-  if constexpr (S == Scheme::fp8_block) {
-    launch_blocks_tuned<Activation>(WithColumns<BlockParams>{block_params(p), columns}, workers, t.cluster, stream);
-  } else {
-    WithColumns<LayerParams> const with{p, columns};
-    constexpr int kStages = Tiles::large_stages(S);
-    if (t.cluster == 1) {
-      launch_layer<S, kStages, kMostRows<S>, 1, Activation>(with, workers, stream);
-    } else {
-      launch_layer<S, kStages, kMostRows<S>, 2, Activation>(with, workers, stream);
-    }
-  }
-}
-
 }  // namespace moe::hopper::detail
 
 namespace moe::hopper {
@@ -102,9 +81,7 @@ template <Scheme S, class Activation, class Tiles>
 LayerLauncher layer_launcher() {
   static_assert(layer_smem_bytes<S, Tiles>() <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor");
   constexpr bool kClusters = detail::kHasClusters<S, Activation> || kHasBlockKernel<S, Activation>;
-  LayerLauncher launcher{&detail::launch_layer_tuned<S, Activation, Tiles>, nullptr, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
-  if constexpr (detail::kHasColumnBlocks<S, Activation>) launcher.enqueue_columns = &detail::launch_layer_columns<S, Activation, Tiles>;
-  return launcher;
+  return {&detail::launch_layer_tuned<S, Activation, Tiles>, nullptr, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
 }
 
 }  // namespace moe::hopper

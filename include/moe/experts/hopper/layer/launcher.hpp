@@ -13,13 +13,15 @@ namespace moe::hopper {
 struct LayerParams;
 struct ColumnBlocks;
 
+/// Enqueues the layer kernel with the most rows a tile, with blocks of columns and the sums over the slots, which no kernel then follows.
+using ColumnLauncher = void (*)(LayerParams const& params, ColumnBlocks const& columns, int workers, Tuning const& tuning,
+                                CUstream_st* stream);
+
 /// The kernels of one scheme and activation.
 struct LayerLauncher {
   /// Enqueues the layer kernel that `tuning` selects on `workers` multiprocessors.
   void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
-  /// Likewise the kernel with the most rows a tile, with blocks of columns and the sums over the slots, which no kernel then follows. Null:
-  /// there is none.
-  void (*enqueue_columns)(LayerParams const& params, ColumnBlocks const& columns, int workers, Tuning const& tuning, CUstream_st* stream);
+  ColumnLauncher enqueue_columns;  ///< column_launcher(), or null: calls have no blocks of columns
   int max_cluster;    ///< largest Tuning::cluster with a kernel
   bool block_kernel;  ///< has tiles of kBlockRows rows in fp8_block
 };
@@ -27,5 +29,13 @@ struct LayerLauncher {
 /// The launcher of one scheme, one activation of experts/hopper/common/activation.hpp and one set of tiles. Defined in launch.cuh.
 template <Scheme S, class Activation, class Tiles = DefaultTiles>
 LayerLauncher layer_launcher();
+
+/// Whether a scheme and activation have kernels with blocks of columns.
+template <Scheme S, class Activation>
+inline constexpr bool kHasColumnBlocks =
+    (S == Scheme::bf16 || S == Scheme::fp8_block) && Activation::kFineTiles && Activation::kGating == 1;
+/// Their launcher, with kHasColumnBlocks. Defined in launch_columns.cuh.
+template <Scheme S, class Activation, class Tiles = DefaultTiles>
+ColumnLauncher column_launcher();
 
 }  // namespace moe::hopper
