@@ -160,7 +160,8 @@ void time_columns(std::string const& label, LocalShape shape, Scheme scheme, Fea
   constexpr int kBlocks[] = {0, 2, 4, 8};
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
-  for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights(), LayerOptions{}, launcher_with_columns(scheme));
+  for (int s = 0; s < rotation.sets; ++s)
+    layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights(), LayerOptions{}, launcher_with_columns(scheme));
   TypedMemory<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
   TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
   struct Candidate {

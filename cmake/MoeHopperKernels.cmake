@@ -56,7 +56,8 @@ function(_moe_expect_hopper_instance name instance)
   if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns) (${activations})|\
 w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
     message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: "
-      "\"<bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns> <${activations}>\", \"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
+      "\"<bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns> <${activations}>\", "
+      "\"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
       "\"w4a8 <mxfp4|int4|int4_zero|int4_32|int4_32_zero>\"")
   endif()
 endfunction()

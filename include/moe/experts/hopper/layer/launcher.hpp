@@ -22,8 +22,8 @@ struct LayerLauncher {
   /// Enqueues the layer kernel that `tuning` selects on `workers` multiprocessors.
   void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
   ColumnLauncher enqueue_columns;  ///< column_launcher(), or null: calls have no blocks of columns
-  int max_cluster;    ///< largest Tuning::cluster with a kernel
-  bool block_kernel;  ///< has tiles of kBlockRows rows in fp8_block
+  int max_cluster;                 ///< largest Tuning::cluster with a kernel
+  bool block_kernel;               ///< has tiles of kBlockRows rows in fp8_block
 };
 
 /// The launcher of one scheme, one activation of experts/hopper/common/activation.hpp and one set of tiles. Defined in launch.cuh.
