@@ -30,7 +30,7 @@ void launch_layer_columns(LayerParams const& p, ColumnBlocks const& columns, int
 
 template <Scheme S, class Activation, class Tiles>
 ColumnLauncher column_launcher() {
-  static_assert(kHasColumnBlocks<S, Activation>, "blocks of columns: bf16 or fp8_block, and a gated activation with every tile");
+  static_assert(kHasColumnBlocks<S, Activation>, "blocks of columns: bf16 or fp8_block, and a gated activation that its type fixes");
   return &detail::launch_layer_columns<S, Activation, Tiles>;
 }
 

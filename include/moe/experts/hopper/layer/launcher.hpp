@@ -3,6 +3,8 @@
 // compiles only the kernels that its composition names.
 #pragma once
 
+#include <type_traits>
+
 #include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/layer/smem_layout.hpp"
 
@@ -30,10 +32,14 @@ struct LayerLauncher {
 template <Scheme S, class Activation, class Tiles = DefaultTiles>
 LayerLauncher layer_launcher();
 
+/// Whether an activation is fixed by its type, and gated.
+template <class Activation>
+inline constexpr bool kFixedGated = std::is_same_v<Activation, FastSilu>;
+template <activation::Kind K>
+inline constexpr bool kFixedGated<FixedActivation<K>> = activation::gated(K);
 /// Whether a scheme and activation have kernels with blocks of columns.
 template <Scheme S, class Activation>
-inline constexpr bool kHasColumnBlocks =
-    (S == Scheme::bf16 || S == Scheme::fp8_block) && Activation::kFineTiles && Activation::kGating == 1;
+inline constexpr bool kHasColumnBlocks = (S == Scheme::bf16 || S == Scheme::fp8_block) && kFixedGated<Activation>;
 /// Their launcher, with kHasColumnBlocks. Defined in launch_columns.cuh.
 template <Scheme S, class Activation, class Tiles = DefaultTiles>
 ColumnLauncher column_launcher();
