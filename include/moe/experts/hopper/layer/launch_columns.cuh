@@ -11,6 +11,13 @@ namespace moe::hopper {
 
 namespace detail {
 
+/// Whether kFixedGated, which host code reads without the kernels' activations, says what they say.
+template <class Activation>
+inline constexpr bool kFixedGatedAgrees = kFixedGated<Activation> == (Activation::kFineTiles && Activation::kGating == 1);
+static_assert(kFixedGatedAgrees<FastSilu> && kFixedGatedAgrees<AnyActivation> &&
+              kFixedGatedAgrees<FixedActivation<activation::Kind::gelu>> &&
+              kFixedGatedAgrees<FixedActivation<activation::Kind::silu_no_mul>>);
+
 template <Scheme S, class Activation, class Tiles>
 void launch_layer_columns(LayerParams const& p, ColumnBlocks const& columns, int workers, Tuning const& t, cudaStream_t stream) {
   if constexpr (S == Scheme::fp8_block) {
@@ -31,6 +38,7 @@ void launch_layer_columns(LayerParams const& p, ColumnBlocks const& columns, int
 template <Scheme S, class Activation, class Tiles>
 ColumnLauncher column_launcher() {
   static_assert(kHasColumnBlocks<S, Activation>, "blocks of columns: bf16 or fp8_block, and a gated activation that its type fixes");
+  static_assert(detail::kFixedGatedAgrees<Activation>);
   return &detail::launch_layer_columns<S, Activation, Tiles>;
 }
 
