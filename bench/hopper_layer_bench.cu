@@ -8,7 +8,8 @@
 //   [cluster]
 //   hopper_layer_bench columns <bf16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
 //
-// columns: GEMM2 in 0, 2, 4 and 8 blocks of columns (Tuning::column_blocks) in turns, and whether their outputs have the bits of 0.
+// columns: GEMM2 in 0, 2, 4 and 8 blocks of columns (Tuning::column_blocks) in turns, and whether their outputs have the bits of 0. Calls
+// with small tiles or topk 1 have no blocks, which their line says.
 // fp8_codes: fp8_block with input rows that are already quantised, as those of fp8_row and int8_row always are.
 #include <cstdio>
 #include <cstdlib>
@@ -154,10 +155,21 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   std::fflush(stdout);
 }
 
+/// Whether a call of this program has blocks of columns if Tuning::column_blocks asks for them.
+bool has_column_blocks(LocalShape const& shape, Scheme scheme, int tokens, Tuning const& t) {
+  bool const largest = scheme == Scheme::fp8_block ? t.tile_rows > most_rows(scheme) && shape.hidden % 128 == 0 : t.tile_rows > 64;
+  return largest && shape.topk > 1 && !(t.one_token && tokens == 1);
+}
+
 /// Microseconds of one layer in 0, 2, 4 and 8 blocks of columns, in 15 turns; in each a candidate is replayed twice and the second counts.
-/// A candidate whose bits are not those of 0 is not timed.
+/// A candidate whose bits are not those of 0 is not timed, nor is a call whose kernel has no blocks of columns.
 void time_columns(std::string const& label, LocalShape shape, Scheme scheme, Features const& features, int tokens, Tiles const& tiles) {
   constexpr int kBlocks[] = {0, 2, 4, 8};
+  if (Tuning const t = tuning_of(shape, scheme, features, tokens, tiles); !has_column_blocks(shape, scheme, tokens, t)) {
+    std::printf("%-20s %-9s M%-6d no blocks of columns with tiles of %d rows and topk %d: not timed\n", label.c_str(), name(scheme), tokens,
+                t.tile_rows, shape.topk);
+    return;
+  }
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
   for (int s = 0; s < rotation.sets; ++s)

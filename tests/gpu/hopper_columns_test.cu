@@ -19,6 +19,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
 #include "on_hopper.hpp"
+#include "tests/expect_error.hpp"
 
 namespace {
 
@@ -385,6 +386,26 @@ TEST_P(HopperColumns, WrongBlocksAreRefused) {
     EXPECT_THROW(c.layer.forward(c.call, t, c.workspace.data(), stream_), moe::Error) << blocks;
   }
 }
+
+TEST_P(HopperColumns, BlocksWithoutTheirKernelsAreRefused) {
+  Case c({8, 512, 256, 2}, 700, Pattern::random, 8);
+  ContiguousLayer const without(c.shape, GetParam(), c.problem.layer_weights());
+  Tuning t = tunings()[0];
+  t.column_blocks = 2;
+  EXPECT_EQ(expect_error(moe::ErrorCode::argument, [&] { without.forward(c.call, t, c.workspace.data(), stream_); }),
+            "column_blocks is 2, and this layer was built without kernels that have blocks of columns, so it must be 0. Build it with "
+            "launcher_with_columns() in bf16 or fp8_block");
+  t.column_blocks = 0;
+  std::vector<char> const want = c.run(t, stream_);
+  c.poison();
+  without.forward(c.call, t, c.workspace.data(), stream_);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_TRUE(want == c.out.download());
+}
+
+struct OverlapsCombine : CompositionConfig<moe::bf16, moe::activation::Silu> {
+  static constexpr bool overlap_combine = true;
+};
 
 // Through the policy: alone, beside a dispatch whose rows are all there, and without rows.
 TEST(HopperColumnsPolicy, TellsACombine) {

@@ -291,7 +291,7 @@ inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
 
 inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const& wanted, cudaStream_t stream) const {
   LayerCall const& call = request.call;
-  detail::check_columns(call, wanted, shape.hidden);
+  detail::check_columns(call, wanted, shape.hidden, launcher.enqueue_columns != nullptr);
   bool const nothing = call.max_tokens == 0 && call.completions != nullptr;
   if (!nothing && compute(request, wanted, stream)) return;
   if (call.completions != nullptr) detail::launch_tell(*call.completions, stream);

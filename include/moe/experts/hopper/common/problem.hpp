@@ -89,7 +89,10 @@ struct Tuning {
   int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
-  int column_blocks = 0;    ///< 1 to 8: GEMM2 in at most so many blocks of columns, sums over the slots in its kernel; the most rows a tile
+  /// 1 to 8: GEMM2 in at most so many blocks of columns, and the sums over the slots in its kernel. E_ARG if the layer lacks those kernels;
+  /// launcher_with_columns() has them in bf16 and fp8_block. A call has no blocks, and the same bits, with topk 1; in bf16 also with tiles
+  /// of up to 64 rows; in fp8_block with tiles of up to 80 rows, biases, weights on the input, or a hidden size that is no multiple of 128.
+  int column_blocks = 0;
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
     return out << "Tuning{tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster " << t.raster << ", cluster "
@@ -131,9 +134,9 @@ struct LayerCall {
   /// bf16, fp16, or fp8_block with x_scales: rows of x, and their scales, are still coming. x, its ids and weights, or its batches, are
   /// what the counts are of.
   comm::Arrivals const* arrivals = nullptr;
-  /// Whom to tell which columns of `out` are complete, in its blocks: block by block by the kernels with the most rows a tile of bf16 and
-  /// fp8_block, gated activations without biases or weights on the input. Other calls, also those with max_tokens 0, tell all blocks
-  /// behind their last kernel. The kernel after them in the stream may begin before they end; it must then wait for their end itself.
+  /// The words that tell other kernels which columns of `out` are complete. Calls that may have blocks of columns (Tuning::column_blocks;
+  /// here also with topk 1) write them block by block, in the blocks given here. Other calls, also those with max_tokens 0, write all of
+  /// them behind their last kernel. The kernel after a call in the stream may begin before the call ends; it must then wait for that end.
   comm::Completions const* completions = nullptr;
 };
 

@@ -13,10 +13,15 @@
 
 namespace moe::hopper::detail {
 
-/// E_ARG for blocks of columns that no call can have.
-inline void check_columns(LayerCall const& call, Tuning const& t, int hidden) {
+/// E_ARG for blocks of columns that no call can have; `kernels`: the layer has kernels with them.
+inline void check_columns(LayerCall const& call, Tuning const& t, int hidden, bool kernels) {
   if (t.column_blocks < 0 || t.column_blocks > kMostColumnBlocks) {
     throw Error(ErrorCode::argument, text("column_blocks ", t.column_blocks, " is out of range [0, ", kMostColumnBlocks, "]"));
+  }
+  if (t.column_blocks > 0 && !kernels) {
+    throw Error(ErrorCode::argument, text("column_blocks is ", t.column_blocks,
+                                          ", and this layer was built without kernels that have blocks of columns, so it must be 0. Build "
+                                          "it with launcher_with_columns() in bf16 or fp8_block"));
   }
   if (call.completions == nullptr) return;
   comm::Completions const& c = *call.completions;
