@@ -197,7 +197,7 @@ class HopperArrivals : public testing::TestWithParam<Scheme> {
   void check(LocalShape shape, int tokens, Pattern pattern, Tuning const& tuning, int valid = -1) {
     Problem const problem(shape, GetParam(), tokens, pattern, 40 + static_cast<std::uint64_t>(tokens), features());
     Delivery delivery(problem);
-    ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
+    ContiguousLayer const layer(shape, GetParam(), problem.layer_weights(), LayerOptions{}, launcher_with_columns(GetParam()));
     TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
     TypedMemory<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
     TypedMemory<std::int32_t> const count(1);
@@ -259,7 +259,7 @@ class HopperArrivals : public testing::TestWithParam<Scheme> {
           stream(stream_),
           problem(kShape, GetParam(), kTokens, Pattern::random, seed, features()),
           delivery(problem),
-          layer(kShape, GetParam(), problem.layer_weights()),
+          layer(kShape, GetParam(), problem.layer_weights(), LayerOptions{}, launcher_with_columns(GetParam())),
           workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens))),
           out(static_cast<std::size_t>(kTokens) * kShape.hidden * 2),
           call(problem.call(out.data())) {
@@ -297,7 +297,7 @@ TEST_P(HopperArrivals, LateRowsOfBatchesGiveTheSameBits) {
     }
     problem.ids.upload(ids);
     Delivery delivery(problem);
-    ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
+    ContiguousLayer const layer(shape, GetParam(), problem.layer_weights(), LayerOptions{}, launcher_with_columns(GetParam()));
     TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(places)));
     TypedMemory<char> const out(static_cast<std::size_t>(places) * shape.hidden * 2);
     TypedMemory<std::int32_t> const device_counts(counts.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/hopper_columns_test.cu: the Hopper layer in blocks of columns. The bits are those of a call without them, and whoever is told
-// that a block is complete finds it so, while the layer still runs.
+// tests/gpu/hopper_columns_test.cu: the Hopper layer in blocks of columns. The bits are those of a call without them, and a kernel that is
+// told that a block is complete finds it so, while the layer still runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -410,7 +410,7 @@ struct OverlapsCombine : CompositionConfig<moe::bf16, moe::activation::Silu> {
 // Through the policy: alone, beside a dispatch whose rows are all there, and without rows.
 TEST(HopperColumnsPolicy, TellsACombine) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
-  using Config = CompositionConfig<moe::bf16, moe::activation::Silu>;
+  using Config = OverlapsCombine;  // else the policy takes no kernels with blocks of columns
   using Quant = moe::quantization::None;
   using Kernel = moe::experts::HopperContiguous::Kernel<Config, Quant, moe::ActivationFormat::standard>;
   using moe::make_rows;
