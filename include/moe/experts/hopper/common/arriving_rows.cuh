@@ -47,6 +47,11 @@ __device__ __noinline__ inline void copy_arrived_row(AlignArgs const& a, int pos
   }
 }
 
+/// The rows of token tile `tile`.
+__device__ inline int rows_of_tile(TokenTile const& entry, int tile) {
+  return min(entry.rows_per_tile, entry.expert_rows - (tile - entry.first_tile) * entry.rows_per_tile);
+}
+
 /// Copies the rows of all token tiles, four rows a warp at a time, in the order in which the products need them, and counts them in
 /// `copied`. The parts of a tile are spread over the workers.
 template <int Threads>
@@ -60,15 +65,16 @@ __device__ inline void copy_arriving_rows(AlignArgs const& a, int worker, int wo
   int arrived = -1;  // the expert whose rows this warp knows to be complete
   for (int part = (static_cast<int>(threadIdx.x) >> 5) * workers + worker; part < tiles * parts; part += workers * kWarps) {
     int const tile = part / parts;
+    int const first = (part - tile * parts) * kRows;
+    // A warp without rows here must not wait: nothing waits for its end, so a peer's next dispatch may change the counts under its wait.
+    if (first >= rows_of_tile(a.plan.tiles[tile], tile)) continue;
     if (int const expert = a.plan.tiles[tile].expert; expert != arrived) {  // few registers are live across this call
       comm::detail::wait_arrivals(a.arrivals, expert);
       arrived = expert;
     }
     TokenTile const entry = a.plan.tiles[tile];
     int const before = (tile - entry.first_tile) * entry.rows_per_tile;
-    int const rows = min(entry.rows_per_tile, entry.expert_rows - before);
-    int const first = (part - tile * parts) * kRows;
-    if (first >= rows) continue;
+    int const rows = rows_of_tile(entry, tile);
     int const last = min(first + kRows, rows);
 #pragma unroll 1
     for (int r = first; r < last; ++r) copy_arrived_row(a, entry.expert_row + before + r);
