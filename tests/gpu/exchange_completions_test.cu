@@ -3,6 +3,7 @@
 // GPU: outputs and bits, delays, mixtures with rounds without it, graphs, refusals, a rank that is missing between two blocks of columns.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <optional>
 
@@ -501,6 +502,32 @@ TEST(CompletionsPolicy, T21_GivingUpAfterTheLastBlockIsReported) {
   }
   run.synchronize();
   for (int r = 0; r < 3; ++r) EXPECT_EQ(run.differs(r, true), "");
+  run.bring(6);
+  run.round();
+  run.expect_refusal(ErrorCode::peer, 3, "abandoned the call");
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(run.differs(r, true), "");
+}
+
+/// The same with two dispatches and then two combines: the others may end both combines before the rank gives up the first, and see it in
+/// the third.
+TEST(CompletionsPolicy, T8_T21_GivingUpTheFirstOfTwoBatchesIsReported) {
+  HighRanks<> run(RankSizes{.hidden = 1024}, {.window = {kTimeout}});
+  run.bring(5, Routing::uniform, 8);
+  std::vector<std::array<moe::detail::Handle, 2>> handles;
+  for (int r = 0; r < 4; ++r) {
+    auto& x = run.at(r);
+    auto const s = run.stream(r);
+    auto const first = x.dispatch(run.in(r), s);
+    handles.push_back({first, x.dispatch(run.in(r), s)});
+    for (auto const& d : handles.back()) run_telling(x.tokens(d), x.expert_output(d), run.telling(r, x.completions(d)), s);
+    if (r == 3) continue;
+    for (auto const& d : handles.back()) x.combine(d, run.out(r), s);
+  }
+  for (int r = 0; r < 3; ++r) moe::check_cuda(cudaStreamSynchronize(run.stream(r)), "cudaStreamSynchronize");
+  run.at(3).abandon(run.stream(3));
+  run.at(3).combine(handles[3][1], run.out(3), run.stream(3));
+  run.synchronize();
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(run.differs(r, true), "");
   run.bring(6);
   run.round();
   run.expect_refusal(ErrorCode::peer, 3, "abandoned the call");

@@ -69,20 +69,17 @@ __device__ inline bool follow_experts(HighThroughputColumns const& a, std::uint3
   return true;
 }
 
-/// One thread per rank of the first block: reports who refused this combine or an earlier one: a rank may give up when its experts have
-/// told all blocks, so that a combine of complete rows ends before the refusal is there. All refusals of dispatches up to this one have
-/// been reported; those of later ones have larger numbers.
+/// One thread per rank of the first block: reports who refused this combine or one of the two before it: a rank may give up when its
+/// experts have told all blocks, so that a combine of complete rows ends before the refusal is there. The refusal is there when the next
+/// dispatch has ended, and at most two combines stand between two dispatches. Words with other numbers belong to later dispatches; those of
+/// dispatches up to this one have been reported and cleared.
 __device__ inline void check_refusals(HighThroughputColumns const& a, std::uint32_t meeting) {
-  using namespace comm::detail;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0 && tid < w.size) {
 #pragma unroll 1
-    for (std::uint32_t round = meeting - 1; round != meeting + 1; ++round) {
-      std::uint32_t const word = load_refusal(w, tid, round);
-      if (std::uint32_t const age = (meeting - word) & 0xffffffU; word != 0 && age < 0x800000U) {
-        report_refusal(w, word, comm::ExchangePhase::combine_rows, tid, meeting - age);
-      }
+    for (std::uint32_t round = meeting - 2; round != meeting + 1; ++round) {
+      comm::detail::check_refusal(w, comm::ExchangePhase::combine_rows, tid, round);
     }
   }
 }
