@@ -99,10 +99,17 @@ class CompletionsRun {
                           .watched = way.watched,
                           .seen = way.seen};
     auto const y = moe::make_rows(c.outputs(parity), shape_.rows(), case_.hidden);
+    auto const run = [&](auto const& tokens) {
+      if (shape_.column_blocks == 0) {
+        run_identity(tokens, y, group_->stream(r));
+      } else {
+        run_telling(tokens, y, telling, group_->stream(r));
+      }
+    };
     if (case_.fp8) {
-      run_telling(received<std::uint8_t>(r, parity, way.routing_parity), y, telling, group_->stream(r));
+      run(received<std::uint8_t>(r, parity, way.routing_parity));
     } else {
-      run_telling(received<moe::bf16>(r, parity, way.routing_parity), y, telling, group_->stream(r));
+      run(received<moe::bf16>(r, parity, way.routing_parity));
     }
   }
   void combine(int r, int parity, Way const& way = {}) {
@@ -361,20 +368,25 @@ TEST(Completions, T22_RoundsWrap) {
   expect_rounds_wrap(run, 4U * (16 + 4));
 }
 
+/// Three combines: of a layout without column blocks, behind the experts, and beside them.
 TEST(Completions, T23_SameBitsAsWithoutIt) {
   Case const c{4, 60, 2048, 8, 64, false, Routing::uniform, 4};
+  Case without = c;
+  without.column_blocks = 0;
+  CompletionsRun plain(without);
   CompletionsRun run(c);
   for (unsigned seed = 0; seed < 3; ++seed) {
+    plain.bring(seed);
+    for (int r = 0; r < c.ranks; ++r) plain.enqueue(r, 0, {.round = Round::plain});
+    plain.expect_good(0);
     run.bring(seed);
-    for (int r = 0; r < c.ranks; ++r) run.enqueue(r, 0, {.round = Round::plain});
-    run.expect_good(0);
-    std::vector<std::vector<std::uint16_t>> plain;
-    for (int r = 0; r < c.ranks; ++r) plain.push_back(run.buffer(r).out.host());
-    for (unsigned i = 1; i < 6; ++i) {
+    for (unsigned i = 0; i < 6; ++i) {
       run.poison();
-      run.round(static_cast<int>(i & 1U), i);
+      for (int r = 0; r < c.ranks; ++r) {
+        run.enqueue(r, static_cast<int>(i & 1U), {.round = i == 0 ? Round::plain : Round::completing, .delays = i});
+      }
       run.group().synchronize_and_check();
-      for (int r = 0; r < c.ranks; ++r) EXPECT_EQ(run.buffer(r).out.host(), plain[static_cast<std::size_t>(r)]) << "rank " << r;
+      for (int r = 0; r < c.ranks; ++r) EXPECT_EQ(run.buffer(r).out.host(), plain.buffer(r).out.host()) << "rank " << r << ", round " << i;
     }
   }
 }
