@@ -203,7 +203,9 @@ __device__ inline void report_sums(ColumnBlocks const& c, Control const* control
     last = atomicAdd(c.summed + unit.block, 1) + 1 == unit.tile;
     fence_device();
   }
-  if (__any_sync(0xFFFFFFFFu, last ? 1 : 0) != 0) tell_columns(c, control, unit.block);
+  if (__any_sync(0xFFFFFFFFu, last ? 1 : 0) == 0) return;
+  __syncwarp();  // a vote orders no memory: hands on what the first lane has acquired
+  tell_columns(c, control, unit.block);
 }
 
 /// A warpgroup's units of GEMM2 that it has not reported yet, all of one block. A report takes a fence of 1000 to 2000 cycles, so it makes
