@@ -232,7 +232,8 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
   /// (an overflow; another rank refused its arguments or abandoned the call) is thrown once.
   void check() const { check_window(*window_); }
-  /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
+  /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device. With overlap_combine the combine waits
+  /// while this rank's own products run, and that time counts as waiting for the other ranks, too.
   std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
   Window& window() const { return *window_; }
 
