@@ -5,7 +5,8 @@
 #
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row, int8_row) with each activation of
 # experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. bf16_columns and
-# fp8_block_columns are the kernels with blocks of columns beside those, for compositions with overlap_combine.
+# fp8_block_columns, with a gated activation but AnyActivation, are the kernels with blocks of columns beside those, for compositions with
+# overlap_combine.
 #
 # "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8, fp8 or mxfp8, is the layer kernel with weights of 4
 # or 8 bits alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the
@@ -27,10 +28,11 @@ function(moe_add_hopper_kernels name)
     list(GET parts 0 scheme)
     list(GET parts 1 activation)
     _moe_hopper_kernel_texts(texts layer ${scheme} ${activation})
+    string(MAKE_C_IDENTIFIER "${activation}" word)
     set(number 0)
     foreach(text IN LISTS texts)
       string(REPLACE "|" ";" text "${text}")
-      set(source ${folder}/hopper_${scheme}_${activation}_${number}.cu)
+      set(source ${folder}/hopper_${scheme}_${word}_${number}.cu)
       file(CONFIGURE OUTPUT ${source} CONTENT "${text}\n" @ONLY)
       list(APPEND kernels ${source})
       math(EXPR number "${number} + 1")
@@ -53,10 +55,13 @@ endfunction()
 # Stops where an instance is not two words that are known: nvcc's error would name neither this call nor what is known.
 function(_moe_expect_hopper_instance name instance)
   set(activations "FastSilu|AnyActivation|FixedActivation<.+>")
-  if(NOT instance MATCHES "^((bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns) (${activations})|\
+  set(gated "FastSilu|FixedActivation<.+>")
+  if(instance MATCHES "_columns .*_no_mul *>$" OR NOT instance MATCHES
+     "^((bf16|f16|fp8_block|fp8_row|int8_row) (${activations})|(bf16|fp8_block)_columns (${gated})|\
 w4a16 (int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8)|w4a8 (mxfp4|int4|int4_zero|int4_32|int4_32_zero))$")
     message(FATAL_ERROR "moe_add_hopper_kernels(${name}): not known: \"${instance}\", known: "
-      "\"<bf16|f16|fp8_block|fp8_row|int8_row|bf16_columns|fp8_block_columns> <${activations}>\", "
+      "\"<bf16|f16|fp8_block|fp8_row|int8_row> <${activations}>\", "
+      "\"<bf16_columns|fp8_block_columns> <${gated}>\" with a gated activation, "
       "\"w4a16 <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8|fp8|mxfp8>\", "
       "\"w4a8 <mxfp4|int4|int4_zero|int4_32|int4_32_zero>\"")
   endif()

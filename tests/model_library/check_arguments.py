@@ -65,7 +65,9 @@ REFUSED = [
     (f"{EXPLICIT} CUDA)", "moe_add_model_library(name CUDA): needs the CUDA language"),
     ('moe_add_hopper_kernels(name "bf16 FastSilu")', "moe_add_hopper_kernels(name): needs the CUDA language"),
     *((f'{PRETEND}moe_add_hopper_kernels(name "{instance}")', f'moe_add_hopper_kernels(name): not known: "{instance}", known: "<bf16|')
-      for instance in ("fp9 FastSilu", "bf16 FastSwish", "bf16", "fp8_block FastSilu AnyActivation", "w4a16 int3", "w4a8 nvfp4")),
+      for instance in ("fp9 FastSilu", "bf16 FastSwish", "bf16", "fp8_block FastSilu AnyActivation", "w4a16 int3", "w4a8 nvfp4",
+                       "f16_columns FastSilu", "bf16_columns AnyActivation",
+                       "fp8_block_columns FixedActivation<moe::activation::Kind::relu2_no_mul>")),
     (f"{PRETEND}{QWEN} SPACE cuda BACKENDS low_latency QUANTIZATIONS none int8_per_token)",
      "BACKENDS low_latency cannot carry QUANTIZATIONS int8_per_token in SPACE cuda, it carries: " + CARRIED +
      ". Others need a library of their own with no_expert_parallel or all_to_all_v"),
@@ -140,6 +142,27 @@ def check_phases(arguments) -> list[str]:
     return problems
 
 
+def check_hopper_kernels(arguments) -> list[str]:
+    """Each instance is a source with the launcher of its scheme and activation."""
+    expected = {"bf16 FixedActivation<moe::activation::Kind::gelu>":
+                    ("bf16_FixedActivation_moe__activation__Kind__gelu__0", "layer_launcher<moe::hopper::Scheme::bf16, "
+                     "moe::hopper::FixedActivation<moe::activation::Kind::gelu>>()"),
+                "bf16_columns FastSilu": ("bf16_columns_FastSilu_0", "column_launcher<moe::hopper::Scheme::bf16, moe::hopper::FastSilu>()"),
+                "fp8_block_columns FixedActivation<moe::activation::Kind::gelu>":
+                    ("fp8_block_columns_FixedActivation_moe__activation__Kind__gelu__0", "column_launcher<moe::hopper::Scheme::fp8_block, "
+                     "moe::hopper::FixedActivation<moe::activation::Kind::gelu>>()")}
+    instances = " ".join(f'"{instance}"' for instance in expected)
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
+        # Without the CUDA language a .cu cannot be built; the sources are there before CMake finds that out.
+        _, said = configure(folder, f"{PRETEND}moe_add_hopper_kernels(name {instances})", arguments, "NONE")
+        for name, launcher in expected.values():
+            source = pathlib.Path(folder, "build", "name", f"hopper_{name}.cu")
+            if not source.exists() or launcher not in source.read_text():
+                problems.append(f"{source.name}: not there, or without {launcher}: {said}")
+    return problems
+
+
 def check_subdirectory(arguments) -> list[str]:
     """The same call in a project that has this one as a subdirectory: no variable and no found package of it is in the caller's scope."""
     with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
@@ -203,6 +226,7 @@ def main() -> int:
     arguments = parser.parse_args()
     problems = [problem for call, expected in REFUSED if (problem := check_refused(call, expected, arguments))]
     problems += check_phases(arguments)
+    problems += check_hopper_kernels(arguments)
     problems += check_subdirectory(arguments)
     problems += check_page(arguments)
     problems += check_schemes(arguments)
