@@ -7,8 +7,8 @@
 
 namespace moe::comm::detail {
 
-/// One warp: tells every rank, one per lane, that all rows of this rank are complete in column block `block`. What happened before in the
-/// order of the calling threads is seen by whoever acquires the word. Repeating it in a round changes nothing.
+/// One warp: tells every rank, one per lane, that all rows of this rank are complete in column block `block`. A thread that acquires the
+/// word sees what happened before the call in the calling threads. Repeating it in a round changes nothing.
 __device__ inline void complete_columns(Completions const& c, int block) {
   WindowView const& w = c.window;
   if (int const lane = static_cast<int>(threadIdx.x) % 32; lane < w.size) {

@@ -164,10 +164,10 @@ struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Supp
       call.arrivals = &arrivals;
       enqueue(tokens, call, y, stream);
     }
-    /// The same, and tells the combine which columns of y are complete: every block, also without rows. The large calls of gated
-    /// activations without biases or weights on the input do so block by block, all others behind their last kernel. The next kernel in
-    /// `stream` may begin before y is complete, and does not have it behind it before it has waited for the end of the kernel before it.
-    /// E_ARG also for blocks that do not cover `hidden`, over 32 ranks, and no round.
+    /// The same, and tells the combine which columns of y are complete: every block, also without rows. Large calls do so block by block
+    /// if the configuration fixes a gated activation, and, for SwiGLU and in fp8, there are neither biases nor weights on the input; all
+    /// others tell all blocks behind their last kernel. The next kernel in `stream` may begin before y is complete; it has y behind it when
+    /// it has waited for the end of the kernel before it. E_ARG also for blocks that do not cover `hidden`, over 32 ranks, and no round.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Completions const& completions,
                cudaStream_t stream) const
       requires(Format == ActivationFormat::standard && (!hopper::is_scaled(kScheme) || kScheme == hopper::Scheme::fp8_block))

@@ -3,7 +3,7 @@
 //
 // A token needs the rows of all its experts, so in the order of experts no token is complete before the end. In the order of columns a
 // block of them is complete for all tokens while the next ones are multiplied. A unit of sums waits until GEMM2 of its block is complete.
-// It waits for units before it in the list, and whoever drew one of those finishes it without waiting for a later one: no deadlock.
+// It waits for units before it in the list. The CTA that drew one of those finishes it without waiting for a later one: no deadlock.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ static_assert(kColumnStep == kOutputFeatures && kMostColumnBlocks == comm::kMaxC
 struct ColumnBlocks {
   ColumnCut cut;    ///< if K is split in GEMM2, the kernel takes one block instead
   int sum_tokens;   ///< that a CTA sums in a unit
-  int leaving;      ///< the last CTAs of the grid, whole clusters, at most half, make way for a combine once the first sums are drawn
+  int leaving;      ///< CTAs at the end of the grid, whole clusters, at most half, that end once the first sums are drawn, for a combine
   int* multiplied;  ///< [kMostColumnBlocks] reports of GEMM2, zero on entry, see kColumnCounters
   int* summed;      ///< likewise of sums
-  comm::Completions completions;  ///< whom to tell, about the same blocks; blocks 0: nobody
+  comm::Completions completions;  ///< words of the same blocks, to be written; blocks 0: none
 };
 
 /// Parameters of a kernel with blocks of columns. Kernels without them take `Base`, and their code is as if there were none.
@@ -188,13 +188,14 @@ __device__ inline void tell_without_tokens(ColumnBlocks const& c, Control const*
   for (int b = 0; b < c.completions.blocks; ++b) comm::detail::complete_columns(c.completions, b);
 }
 
-/// One warp, after the stores of `count` units of phase 1, or of one of phase 2, by the threads of its report, which it met at a barrier:
-/// reports them. The last report of a block's sums tells that the block is complete; it has acquired the reports before it.
+/// One warp: reports `count` units of GEMM2. The threads that stored their rows have met this warp at a barrier after the stores.
 __device__ inline void report_products(ColumnBlocks const& c, int block, int count) {
   if ((thread_index() & 31) != 0) return;
   fence_device();
   atomicAdd(c.multiplied + block, count);
 }
+/// One warp: reports a unit of sums, likewise after a barrier with the threads that stored it. The last report of a block has acquired all
+/// others, and tells all ranks that the block is complete.
 __device__ inline void report_sums(ColumnBlocks const& c, Control const* control, Unit const& unit) {
   if (c.completions.blocks == 0) return;
   bool last = false;

@@ -20,9 +20,9 @@ struct HighThroughputColumnBlock {
   __device__ int end(int /*hidden*/) const { return 2 * last; }
 };
 
-/// One thread per rank of the first block, before it waits for anything: publishes that peers may read this rank's rows, to those that wait
-/// for its experts by their words and to those that wait as it does. With a refusal the rows have any contents, and whoever sees a word
-/// also sees the refusal.
+/// One thread per rank of the first block, before it waits for anything: publishes that peers may read this rank's rows, by the words of
+/// the column blocks for combines beside experts and by the ready flag for combines behind them. With a refusal the rows have any contents,
+/// and a peer that sees a word also sees the refusal.
 __device__ inline void tell_columns(HighThroughputColumns const& a, std::uint32_t meeting, std::uint32_t round) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
