@@ -140,6 +140,24 @@ def check_phases(arguments) -> list[str]:
     return problems
 
 
+def check_hopper_kernels(arguments) -> list[str]:
+    """Each instance is a source with the launcher of its scheme and activation."""
+    expected = {"bf16 FixedActivation<moe::activation::Kind::gelu>":
+                    ("bf16_FixedActivation_moe__activation__Kind__gelu__0", "layer_launcher<moe::hopper::Scheme::bf16, "
+                     "moe::hopper::FixedActivation<moe::activation::Kind::gelu>>()"),
+                "fp8_block FastSilu": ("fp8_block_FastSilu_0", "layer_launcher<moe::hopper::Scheme::fp8_block, moe::hopper::FastSilu>()")}
+    instances = " ".join(f'"{instance}"' for instance in expected)
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
+        # Without the CUDA language a .cu cannot be built; the sources are there before CMake finds that out.
+        _, said = configure(folder, f"{PRETEND}moe_add_hopper_kernels(name {instances})", arguments, "NONE")
+        for name, launcher in expected.values():
+            source = pathlib.Path(folder, "build", "name", f"hopper_{name}.cu")
+            if not source.exists() or launcher not in source.read_text():
+                problems.append(f"{source.name}: not there, or without {launcher}: {said}")
+    return problems
+
+
 def check_subdirectory(arguments) -> list[str]:
     """The same call in a project that has this one as a subdirectory: no variable and no found package of it is in the caller's scope."""
     with tempfile.TemporaryDirectory(prefix="moe-arguments-") as folder:
@@ -203,6 +221,7 @@ def main() -> int:
     arguments = parser.parse_args()
     problems = [problem for call, expected in REFUSED if (problem := check_refused(call, expected, arguments))]
     problems += check_phases(arguments)
+    problems += check_hopper_kernels(arguments)
     problems += check_subdirectory(arguments)
     problems += check_page(arguments)
     problems += check_schemes(arguments)
