@@ -3,10 +3,7 @@
 // move. The others get an error that names it within twice the deadline and 3 s for load, leave, keep their GPU, and compute in a new group
 // what one rank computes. One process per GPU, started by this one.
 #include <cuda_runtime_api.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,8 +16,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -44,6 +39,7 @@
 #include "moe/runner/device/two_queues.hpp"
 #include "several_hosts.hpp"
 #include "started_ranks.hpp"
+#include "word_group.hpp"
 
 namespace {
 
@@ -287,68 +283,6 @@ constexpr int kLayers = 2, kMovingExperts = 6, kSlots = 3;
 
 Model moving_model() { return {.form = {false, false, SharedOutput::none}, .experts = kMovingExperts, .zero = 0}; }
 
-/// The ranks' agreement, in a file that all map: a rank that does not join a call within the deadline is named.
-class WordGroup {
- public:
-  WordGroup(std::string const& path, int rank, int size) : rank_(rank), size_(size) {
-    int const file = open(path.c_str(), O_RDWR | O_CREAT, 0600);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes())) != 0) throw std::runtime_error("cannot make " + path);
-    void* const memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (memory == MAP_FAILED) throw std::runtime_error("cannot map " + path);
-    ranks_ = static_cast<Words*>(memory);
-  }
-  WordGroup(WordGroup const&) = delete;
-  WordGroup& operator=(WordGroup const&) = delete;
-  ~WordGroup() { munmap(ranks_, bytes()); }
-  int size() const { return size_; }
-  void set_timeout_ms(std::int64_t timeout_ms) { timeout_ = milliseconds(timeout_ms); }
-  std::vector<std::uint64_t> all_gather(std::uint64_t word) {
-    auto const mine = static_cast<std::int64_t>(word);
-    share({&mine, 1});
-    std::vector<std::uint64_t> all;
-    for (int r = 0; r < size_; ++r) all.push_back(static_cast<std::uint64_t>(shared(r)[0]));
-    return all;
-  }
-  void all_reduce_sum(std::span<std::int64_t> values) {
-    share(values);
-    std::fill(values.begin(), values.end(), 0);
-    for (int r = 0; r < size_; ++r) {
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] += shared(r)[i];
-    }
-  }
-
- private:
-  static constexpr std::size_t kMost = 4096;
-  /// Of one rank; two buffers, since a rank may be one call ahead of another that still reads.
-  struct Words {
-    std::atomic<std::uint64_t> calls;
-    std::int64_t words[2][kMost];
-  };
-  std::size_t bytes() const { return sizeof(Words) * static_cast<std::size_t>(size_); }
-  std::int64_t const* shared(int r) const { return ranks_[r].words[calls_ % 2]; }
-  void share(std::span<std::int64_t const> values) {
-    if (values.size() > kMost) throw std::runtime_error("too many words");
-    ++calls_;
-    std::copy(values.begin(), values.end(), ranks_[rank_].words[calls_ % 2]);
-    ranks_[rank_].calls.store(calls_, std::memory_order_release);
-    auto const start = Clock::now();
-    for (int r = 0; r < size_; ++r) {
-      while (ranks_[r].calls.load(std::memory_order_acquire) < calls_) {
-        if (Clock::now() - start > timeout_) {
-          throw TransportError(ErrorCode::timeout, rank_, r, "agreement", calls_, text("rank ", r, " did not arrive"));
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    }
-  }
-
-  int rank_, size_;
-  milliseconds timeout_{kConnect};
-  Words* ranks_ = nullptr;  // [size]
-  std::uint64_t calls_ = 0;
-};
-
 /// Carries weights. After stop() its next message never returns.
 class StoppingNccl : public Nccl {
  public:
@@ -454,7 +388,7 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
   Nccl tokens = connect(role, "tokens", role.rank, role.size);
   StoppingNccl weights(connect(role, "weights", role.rank, role.size));
   weights.connect();
-  WordGroup group(role.file + ".group", role.rank, role.size);
+  WordGroup group(role.file + ".group", role.rank, role.size, kConnect);
   Serving<Backend> serving(parallel_with<Backend>({1, role.size, 1, true}, role.rank), m, tokens, weights, group, stores, maps, role.rank);
   weights.set_timeout_ms(2 * kDeadline);
   reached(role, "connected");
@@ -502,8 +436,7 @@ Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, epl
   Nccl tokens = connect(role, "tokens.survivors", role.rank, size, kMeet);
   StoppingNccl weights(connect(role, "weights.survivors", role.rank, size, kMeet));
   weights.connect();
-  WordGroup group(role.file + ".group.survivors", role.rank, size);
-  group.set_timeout_ms(kAlive);
+  WordGroup group(role.file + ".group.survivors", role.rank, size, kAlive);
   auto const recovery = eplb::recover_held(eplb::gather_held(group, role.rank, maps, role.rank, role.size), kMovingExperts, size);
   eplb::reload_experts(recovery, role.rank, kSlots, [&](int layer, int expert, int slot) { load_expert(stores, m, layer, expert, slot); });
   Serving<Backend> serving(parallel_with<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps,
