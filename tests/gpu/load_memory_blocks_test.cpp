@@ -31,7 +31,8 @@ using Cuda = space::cuda;
 using moe_test::CheckpointWriter;
 using moe_test::TemporaryDirectory;
 
-constexpr moe_test::PackedSizes kSizes{.experts = 64, .hidden = 2048, .intermediate = 1024};  ///< 214 MB in four bits: ten pieces of the driver's are 10 %
+/// 214 MB in four bits, of which ten of the driver's pieces are 10 %.
+constexpr moe_test::PackedSizes kSizes{.experts = 64, .hidden = 2048, .intermediate = 1024};
 constexpr std::int64_t kTokens = 8;
 constexpr std::int64_t kMostWorkspace = 50'000'000;  // 32 MiB of partial sums, and cuBLASLt's; a second copy of experts is 200 MB more
 
