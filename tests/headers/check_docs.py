@@ -3,9 +3,10 @@
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every fenced block is run by a
 test or marked as an excerpt, every link has a target, no line has more than 140 columns and no paragraph more than six lines, sources that
 pages name exist (changelog and logs aside), tests that pages name exist, files, functions and sections of docs/semantics that comments name
-exist, the times of models/preset_choice.hpp are those of docs/log/hopper.md, and docs/errors.md has exactly the codes of core/error.hpp and
-the rules of the code, each with a program of tests/compile_fail that breaks it. The examples of CODE_LINES and FILE_LINES are no longer
-than their bounds. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format keeps the lines of C++.
+exist, the times of models/preset_choice.hpp are those of docs/log/hopper.md, those of layer/schedule_choice.hpp of
+docs/log/layers.md, and docs/errors.md has exactly the codes of core/error.hpp and the rules of the code, each with a program of
+tests/compile_fail that breaks it. The examples of CODE_LINES and FILE_LINES are no longer than their bounds. Lines and comments of Python,
+CMake and the scripts have the bounds of documents; clang-format keeps the lines of C++.
 --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
@@ -118,6 +119,31 @@ def other_times(choices: str, table: str, names: dict[str, str]) -> list[str]:
     return problems
 
 
+def other_schedules(header: str, log: str) -> list[str]:
+    """Rows of kScheduleTimes (layer/schedule_choice.hpp) whose ratios, or quotients of microseconds, are none of the log's: in its tables
+    with a column for each number of tokens and in those with a row for each, and in the text on turns of bf16."""
+    measured = set()  # (scheme, layer, tokens, dispatch, combine, both)
+    list_of = r"\s([\d,\sand]+)"
+    turns = re.search(rf"bf16,\s[^:]*µs, in turns,{list_of}tokens a rank: plain{list_of};.*?16 blocks{list_of}\.", log, re.S)
+    for tokens, plain, overlapped in zip(*(re.findall(r"\d+", numbers) for numbers in turns.groups() if turns)):
+        measured.add(("bf16", "Flash", tokens, f"{overlapped}.0 / {plain}.0", "", ""))
+    for table in re.findall(r"(?:^ *\|.*\n)+", log, re.M):
+        head, _, *rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
+        for row in rows:
+            if head[0] == "tokens a rank" and head[1].isdigit():
+                layer, _, scheme = row[0].partition(", ")
+                for tokens, pair in zip(head[1:], (cell.split(", ") for cell in row[1:])):
+                    measured |= {(scheme, layer, tokens, ratio, "", "") for ratio in (pair[0], f"{pair[-1]} / {pair[0]}")}
+            elif head[0] == "tokens a rank":
+                measured |= {(name, "Flash", row[0], *row[at + 1:at + 4]) for at, name in enumerate(head) if name in ("fp8", "bf16")}
+    problems, rows = [], re.findall(r'\{"\w+", "\w+", "(\w+)", "(\w+)", \d+, (\d+), ([^,]+), ([^,]+), ([^,]+), detail::', header)
+    for scheme, *row in rows:
+        seen = ({"fp8_block128": "fp8", "none": "bf16"}[scheme], *(value.replace("kNotMeasured", "") for value in row))
+        if seen not in measured:
+            problems.append(f"the log has no {', '.join(filter(None, seen))}")
+    return problems if rows else ["no row is found"]
+
+
 def unknown_names(text: str, words: set[str], sources: list[str]) -> list[str]:
     """Files (folder/file.hpp) that no source ends with and functions (name()) that are no word of the code, in the comments of C++."""
     comments = " ".join(re.findall(r"//[^\n]*", text))
@@ -158,6 +184,16 @@ def check_form() -> list[str]:
                           "51.7 us for 64 tokens, 443 for 16384")]
     if seen != [False, True, True]:
         problems.append(f"check_docs.py: other_times() gets its examples wrong: {seen}")
+    log = ("* bf16, 2 x H200,\n  µs, in turns, 256 and 512 tokens a rank: plain 453 and 510; overlapped 467 and 526, "
+           "with 16 blocks 466 and 535.\n\n  | tokens a rank | 8 |\n  |--|--|\n  | Pro, fp8 | 180.2, 183.1 |\n\n"
+           "  | tokens a rank | fp8 | | | |\n  |--|--|--|--|--|\n  | 1024 | 505 | 1.04 | 1.15 | 1.19 |\n")
+    lacks = ", kNotMeasured, kNotMeasured"
+    seen = [bool(other_schedules('{"a", "b", ' + row + ", detail::kSource},", log)) for row in (
+        '"none", "Flash", 2, 512, 535.0 / 510.0' + lacks, '"fp8_block128", "Pro", 2, 8, 183.1 / 180.2' + lacks,
+        '"fp8_block128", "Flash", 2, 1024, 1.04, 1.15, 1.19', '"none", "Flash", 2, 1024, 1.04, 1.15, 1.19',
+        '"fp8_block128", "Flash", 2, 1024, 1.04, 1.51, 1.19', '"none", "Flash", 2, 256, 535.0 / 510.0' + lacks)]
+    if seen != [False, False, False, True, True, True]:
+        problems.append(f"check_docs.py: other_schedules() gets its examples wrong: {seen}")
     seen = [unknown_names(text, {"call"}, ["/include/moe/a/b.hpp"]) for text in (
         "// a/b.hpp, call() and cudaFree()", "int gone();  // ../c.hpp, X.hpp, a/X.hpp", "// gone(), moe/a/b.hpp", "/// a/c.cuh")]
     if seen != [[], [], ["gone()"], ["a/c.cuh"]]:
@@ -265,6 +301,9 @@ def main() -> int:
     names = dict(re.findall(r"struct (\w+) : \w+ \{\n  static constexpr char const\* kName = \"([^\"]+)\"", models))
     problems += [f"models/preset_choice.hpp: {problem}, docs/log/hopper.md#presets" for problem in other_times(
         (root / "include/moe/models/preset_choice.hpp").read_text(), (root / "docs/log/hopper.md").read_text(), names)]
+
+    problems += [f"layer/schedule_choice.hpp: {problem}, docs/log/layers.md" for problem in other_schedules(
+        (root / "include/moe/layer/schedule_choice.hpp").read_text(), (root / "docs/log/layers.md").read_text())]
 
     # "docs/semantics/exchange.md §8.2, §9" of a comment, also over the end of a line, names sections that are there.
     pages = (root / "docs" / "semantics").glob("*.md")

@@ -23,7 +23,8 @@ struct LayerDefaults {
   using Weight = float;                         ///< element of unquantised weights
   /// A token's result must not depend, bit for bit, on which other tokens are in the call (docs/semantics/glossary.md, section 6).
   static constexpr bool batch_invariant = false;
-  /// The experts start while the rows of the dispatch are on their way (docs/architecture.md, "One schedule").
+  /// The experts start while the rows of the dispatch are on their way (docs/architecture.md, "One schedule"). The value that was measured
+  /// to be the faster one for a pair is measured_schedule() of layer/schedule_choice.hpp, for overlap_combine, too.
   static constexpr bool overlap_dispatch = false;
   /// The combine starts while the experts' products run, and follows them column block by column block (same section).
   static constexpr bool overlap_combine = false;
@@ -76,6 +77,21 @@ inline constexpr bool kFixedKernels = false;
 template <class Config>
   requires requires { Config::fixed_kernels; }
 inline constexpr bool kFixedKernels<Config> = Config::fixed_kernels;
+
+namespace detail {
+template <class Config>
+struct FixedKernels {
+  using type = Config;
+};
+template <class Config>
+  requires requires { typename Config::FixedKernels; }
+struct FixedKernels<Config> {
+  using type = typename Config::FixedKernels;
+};
+}  // namespace detail
+/// The configuration by which such kernels are named: one that only adds to another (FixedKernels) takes the other's. Default: Config.
+template <class Config>
+using FixedKernelsOf = typename detail::FixedKernels<Config>::type;
 
 /// The experts without weights that a configuration states, for a router whose sizes it fixes. Default: 0.
 template <class Config>

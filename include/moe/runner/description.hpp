@@ -8,6 +8,7 @@
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/layer/schedule_choice.hpp"
 #include "moe/runner/declaration.hpp"
 #include "moe/runner/reduction.hpp"
 
@@ -55,6 +56,9 @@ std::vector<std::string> description(Runner& runner) {
     if constexpr (facts::has_tuning<typename Layer::Kernel>()) {
       out.push_back(text("experts: ", Layer::Experts::kName, " ", runner.layer().kernel().tuning()));
     }
+    std::string const schedule = describe_schedule(kScheduleOf<typename Layer::Config>, Layer::Backend::kName, Layer::Experts::kName,
+                                                   Layer::Quant::kName, static_cast<int>(runner.max_rows()));
+    if (!schedule.empty()) out.push_back("schedule: " + schedule);
   }
   if (std::string const gate = runner.gate_choice(); !gate.empty()) out.push_back("gate: " + gate);
   if (std::string const shared = runner.shared_choice(); !shared.empty()) out.push_back("shared experts: " + shared);
