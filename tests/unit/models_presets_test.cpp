@@ -50,6 +50,33 @@ TEST(Presets, EveryModelOfTheCatalogueIsLegalOverTheFourBackends) {
   EXPECT_EQ(models, 34);
 }
 
+/// The schedule of a preset is the one that the table has for the tokens of the phase which prefers the backend, so plain.
+template <class M, class Backend, class Experts>
+constexpr bool in_chosen_schedule(moe::models::Phase phase) {
+  using Quant = typename PresetChoice<M>::Quantization;
+  constexpr moe::LayerSchedule kSchedule = moe::models::kPresetSchedule<M, Quant, Backend>;
+  using Config = typename PresetComposition<M, Quant, Backend>::Config;
+  static_assert(std::is_same_v<typename PresetComposition<M, Quant, Backend>::Experts, Experts>);
+  return kSchedule == moe::choose_schedule(Backend::kName, Experts::kName, Quant::kName, moe::models::tokens_of(phase)) &&
+         moe::kScheduleOf<Config> == kSchedule && kSchedule == moe::LayerSchedule{} &&
+         std::is_same_v<Config, moe::models::PresetConfig<M, moe::space::cuda>>;
+}
+
+TEST(Presets, TheScheduleIsTheOneThatWasMeasuredToBeTheFastest) {
+  using moe::models::Phase;
+  using moe::models::detail::phase_of;
+  using M = moe::models::DeepSeek_V3;
+  using Decode = backends::LowLatency<DeviceWindow>;
+  using Prefill = backends::HighThroughput<DeviceWindow>;
+  static_assert(phase_of<M, Decode>() == Phase::decode && phase_of<M, Prefill>() == Phase::prefill);
+  static_assert(phase_of<moe::models::Qwen3_30B_A3B, backends::NoExpertParallel<>>() == Phase::prefill);
+  static_assert(moe::models::tokens_of(Phase::decode).most < moe::models::tokens_of(Phase::prefill).least);
+  static_assert(in_chosen_schedule<M, Decode, moe::experts::HopperMasked>(Phase::decode));
+  static_assert(in_chosen_schedule<M, Prefill, moe::experts::HopperContiguous>(Phase::prefill));
+  static_assert(in_chosen_schedule<moe::models::Qwen3_30B_A3B, Decode, moe::experts::HopperMasked>(Phase::decode));
+  static_assert(in_chosen_schedule<moe::models::GptOss_120B, Prefill, moe::experts::HopperW4A16>(Phase::prefill));
+}
+
 /// What the rules refuse: experts of the host behind a backend of the device.
 TEST(Presets, AWrongPresetIsNotLegal) {
   using M = moe::models::Qwen3_30B_A3B;

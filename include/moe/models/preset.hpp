@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
+#include "moe/layer/schedule_choice.hpp"
 #include "moe/models/preset_choice.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/runner/runner.hpp"
@@ -31,13 +32,44 @@ using PresetConfig = typename PresetSpace<Space>::template Config<Model>;
 template <class Model, class Space>
 using PresetRouter = typename PresetSpace<Space>::template Router<Model>;
 
+template <class Quant, class Backend>
+using PresetExperts = typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>;
+
+namespace detail {
+
+constexpr std::size_t rank_of(BackendOrder const& order, std::string_view backend) {
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] == backend) return i;
+  }
+  return order.size();
+}
+
+/// The phase that a model's layers over a backend are for: the one whose order has it earlier; prefill if both have it in the same place.
+template <class Model, class Backend>
+constexpr Phase phase_of() {
+  using Choice = PresetChoice<Model>;
+  return rank_of(Choice::kDecode, Backend::kName) < rank_of(Choice::kPrefill, Backend::kName) ? Phase::decode : Phase::prefill;
+}
+
+}  // namespace detail
+
+/// The schedule that was the fastest for the tokens of the phase that prefers the backend: a library has one layer of a backend for both.
+template <class Model, class Quant, class Backend>
+inline constexpr LayerSchedule kPresetSchedule =
+    measured_schedule<Backend, PresetExperts<Quant, Backend>, Quant>(tokens_of(detail::phase_of<Model, Backend>()));
+
+/// PresetConfig in that schedule: PresetConfig itself where the schedule is the plain one.
+template <class Model, class Quant, class Backend>
+using PresetLayerConfig = WithSchedule<PresetConfig<Model, typename Backend::Space>, kPresetSchedule<Model, Quant, Backend>.dispatch,
+                                       kPresetSchedule<Model, Quant, Backend>.combine>;
+
 /// The composition of a model with a quantisation and a backend: the model's router, the experts of the backend's space.
 template <class Model, class Quant, class Backend>
-using PresetComposition = Composition<PresetConfig<Model, typename Backend::Space>, PresetRouter<Model, typename Backend::Space>, Quant,
-                                      Backend, typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+using PresetComposition = Composition<PresetLayerConfig<Model, Quant, Backend>, PresetRouter<Model, typename Backend::Space>, Quant,
+                                      Backend, PresetExperts<Quant, Backend>>;
 template <class Model, class Quant, class Backend>
-using PresetLayer = ModularKernel<PresetConfig<Model, typename Backend::Space>, PresetRouter<Model, typename Backend::Space>, Quant,
-                                  Backend, typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+using PresetLayer = ModularKernel<PresetLayerConfig<Model, Quant, Backend>, PresetRouter<Model, typename Backend::Space>, Quant, Backend,
+                                  PresetExperts<Quant, Backend>>;
 
 /// The parts of the model's block around its layer: a float32 gate inside, and what the model's constants state. What a model does not have
 /// is absent, so that the layer of a model without shared experts writes the block's output itself.
@@ -62,13 +94,6 @@ template <class Model, class Quant, class Backend>
 using PresetRunner = Runner<PresetLayer<Model, Quant, Backend>, PresetParts<Model, Quant, Backend>>;
 
 namespace detail {
-
-constexpr std::size_t rank_of(BackendOrder const& order, std::string_view backend) {
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    if (order[i] == backend) return i;
-  }
-  return order.size();
-}
 
 /// The index of the runner that the preset of Model prefers: its quantisation first, then its order of backends.
 template <class Model, Phase P, class... Runners>

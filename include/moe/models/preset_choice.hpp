@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // models/preset_choice.hpp: the quantisation and the backends that a library of a model's preset takes by default, with the reason of each
-// choice. Experts follow from the quantisation and from the format that the backend delivers (models/preset_cuda.hpp).
+// choice. Experts follow from the quantisation and from the format that the backend delivers (models/preset_cuda.hpp), the schedule from
+// what was measured for the pair (layer/schedule_choice.hpp).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string_view>
 
+#include "moe/layer/schedule_choice.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
@@ -15,6 +17,9 @@ namespace moe::models {
 
 /// What a layer is called for: few tokens, one of each sequence, or whole prompts.
 enum class Phase : std::uint8_t { prefill, decode };
+
+/// The tokens a rank for which a preset's schedule is chosen: those up to which docs/choose.md takes low_latency, and more.
+constexpr TokenRange tokens_of(Phase phase) { return phase == Phase::decode ? TokenRange{8, 256} : TokenRange{512, 8192}; }
 
 /// Names of backends, the preferred one first.
 using BackendOrder = std::array<std::string_view, 4>;

@@ -277,7 +277,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   }
   static moe::detail::LowLatencyFixed const* fixed_kernels() {
     if constexpr (moe::kFixedKernels<Config> && !kRankMajor) {
-      return &moe::detail::low_latency_fixed<Config, Quant::kQuantizesActivations>();
+      return &moe::detail::low_latency_fixed<moe::FixedKernelsOf<Config>, Quant::kQuantizesActivations>();
     } else {
       return nullptr;
     }
