@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/cmd_check.cpp: `moe check`: whether a composition runs in this program, only the library has it, or rules forbid it, and all
-// the rules that it breaks.
+// the rules that it breaks; and, for a pair that was measured with dispatch or combine beside the experts, the times and the choice.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -15,12 +15,14 @@
 #include "examples/moe/compositions.hpp"
 #include "examples/moe/rule_check.hpp"
 #include "moe/core/error.hpp"
+#include "moe/layer/schedule_choice.hpp"
 
 namespace moe_tool {
 namespace {
 
 using moe::Error;
 using moe::ErrorCode;
+using moe::ScheduleTimes;
 using moe::text;
 
 struct CheckOptions {
@@ -73,6 +75,23 @@ std::string note(Names const& n, RuleCheck const& j) {
   return own ? std::string{} : text(n[0], " routes with ", j.router, ", not with ", n[1]);
 }
 
+/// The schedule that is chosen for calls of as many tokens as a measured point has.
+std::string_view choice_at(ScheduleTimes const& t) {
+  return moe::name(moe::choose_schedule(t.backend, t.experts, t.scheme, {t.tokens, t.tokens}));
+}
+
+nlohmann::json to_json(ScheduleTimes const& t) {
+  auto const ratio = [](double r) { return r == moe::kNotMeasured ? nlohmann::json() : nlohmann::json(r); };
+  return {{"layer", t.layer},
+          {"ranks", t.ranks},
+          {"tokens", t.tokens},
+          {"dispatch", ratio(t.dispatch)},
+          {"combine", ratio(t.combine)},
+          {"both", ratio(t.both)},
+          {"source", t.source},
+          {"choice", choice_at(t)}};
+}
+
 /// Prints what is said of one composition. How many rules it breaks.
 std::size_t print(std::string const& composition, CheckOptions const& o) {
   Names names;
@@ -86,7 +105,9 @@ std::size_t print(std::string const& composition, CheckOptions const& o) {
   std::vector<Rule> const& broken = checked.broken;
   std::string_view answer = "no";
   std::string why;
+  std::vector<ScheduleTimes> measured;
   if (broken.empty()) {
+    measured = moe::schedule_times(names[3], names[4], names[2]);
     CompositionRow const row = row_of(names, checked);
     answer = row.answer();
     why = row.why();
@@ -95,15 +116,18 @@ std::size_t print(std::string const& composition, CheckOptions const& o) {
   if (o.json) {
     nlohmann::json rules = nlohmann::json::array();
     for (Rule const& rule : broken) rules.push_back({{"rule", rule.name}, {"why", rule.sentence}});
-    nlohmann::json const out{{"answer", answer},    {"config", names[0]},  {"router", names[1]}, {"quantization", names[2]},
-                             {"backend", names[3]}, {"experts", names[4]}, {"rules", rules},     {"space", checked.space},
-                             {"why", why},          {"note", remark}};
+    nlohmann::json schedules = nlohmann::json::array();
+    for (ScheduleTimes const& t : measured) schedules.push_back(to_json(t));
+    nlohmann::json const out{{"answer", answer},    {"config", names[0]},  {"router", names[1]},    {"quantization", names[2]},
+                             {"backend", names[3]}, {"experts", names[4]}, {"rules", rules},        {"space", checked.space},
+                             {"why", why},          {"note", remark},      {"schedules", schedules}};
     fmt::print("{}\n", out.dump());
   } else {
     if (!broken.empty() && o.compositions.size() > 1) fmt::print("{}: no\n", composition);
     for (Rule const& rule : broken) fmt::print("{}: {}\n", rule.name, rule.sentence);
     if (broken.empty()) fmt::print("{}: {}{}{}\n", composition, answer, why.empty() ? "" : ": ", why);
     if (!remark.empty()) fmt::print("note: {}\n", remark);
+    for (ScheduleTimes const& t : measured) fmt::print("schedule: {}; chosen: {}\n", moe::describe(t), choice_at(t));
   }
   return broken.size();
 }
@@ -127,7 +151,8 @@ void add_check(CLI::App& app) {
   auto* check =
       app.add_subcommand("check",
                          "Check a composition: it runs in this program, is in the library, or is forbidden; prints every rule that "
-                         "it breaks, and exits with 1 if there is one");
+                         "it breaks, and exits with 1 if there is one; else what dispatch and combine beside the experts were measured "
+                         "to take, and which schedule is chosen");
   auto o = std::make_shared<CheckOptions>();
   check
       ->add_option(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/check_test.py: `moe check` prints every rule that a composition breaks; its answer for each composition of run-time dimensions
-# and each router is that of `moe list compositions`: yes, not in this program, or no, with the same reason.
+# and each router is that of `moe list compositions`: yes, not in this program, or no, with the same reason. Of a pair that was measured
+# with dispatch or combine beside the experts it prints the times and the choice.
 import json
 
 from expectations import expect, finish
@@ -36,6 +37,29 @@ for router, note in (("llama4", "note: Mixtral-8x7B routes with softmax_topk_ren
     run = moe("check", f"Mixtral-8x7B, {router}, none, naive, onednn", ranks=0)
     expect(run.returncode == 0 and run.stdout.partition(": yes\n")[2] == note, f"{router}: {run}")
 
+# Schedules: a line for each measured point, in JSON the numbers. The choice is the plain layer: no schedule is faster by more than 2 %.
+for pair, points, first in (
+        ("fp8_block128, low_latency, hopper_masked", 6, "Flash, 8 tokens a rank: dispatch 1.016 of the plain layer's time"),
+        ("none, low_latency, hopper_masked", 6, "Flash, 8 tokens a rank: dispatch 1.008 of the plain layer's time"),
+        ("fp8_block128, high_throughput, hopper_contiguous", 8, "Flash, 512 tokens a rank: dispatch 1.06 of the plain layer's time"),
+        ("none, high_throughput, hopper_contiguous", 10, "Flash, 256 tokens a rank: dispatch 1.029 of the plain layer's time"),
+        ("fp8_block128, all_to_all_v, hopper_contiguous", 0, ""), ("fp8_block128, low_latency, cuda_reference", 0, ""),
+        ("int4_group128, high_throughput, hopper_w4a16", 0, ""), ("none, low_latency, onednn", 0, "")):
+    run = moe("check", f"dynamic, any, {pair}", ranks=0)
+    got = json.loads(moe("check", f"dynamic, any, {pair}", "--json", ranks=0).stdout)["schedules"]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("schedule: ")]
+    expect(run.returncode == 0 and len(lines) == len(got) == points, f"{pair}: {run}, {got}")
+    expect(all(line.endswith("; chosen: plain") and "(docs/log/layers.md, 2 x H200, " in line for line in lines), f"{pair}: {lines}")
+    expect(not first or lines[0].startswith(f"schedule: {first} ("), f"{pair}: {lines}")
+    for row in got:
+        ratios = [row[name] for name in ("dispatch", "combine", "both") if row[name] is not None]
+        expect(row["choice"] == "plain" and min(ratios) >= 0.98 and row["ranks"] == 2 and row["tokens"] >= 8, f"{pair}: {row}")
+run = moe("check", "dynamic, any, fp8_block128, high_throughput, hopper_contiguous", ranks=0)
+expect("\nschedule: Flash, 1024 tokens a rank: dispatch 1.04, combine 1.15, both 1.19 of the plain layer's time (docs/log/layers.md, "
+       "2 x H200, 12f809b1); chosen: plain\n" in run.stdout, run)
+run = moe("check", "dynamic, any, fp8_block128, low_latency, hopper_contiguous", ranks=0)  # a broken rule
+expect(run.returncode == 1 and "schedule" not in run.stdout, run)
+
 # Bad usage names the position, the value and what the position takes.
 for composition, error in (("dynamic, any, none, naive", "4 names, expected 5 names: Config, Router, Quantization, Backend, Experts"),
                            ("Mixtral, any, none, naive, onednn", 'position 1 (Config): "Mixtral", expected one of Mixtral-8x7B, '),
@@ -61,7 +85,8 @@ for row in rows:
         if row["answer"] == "no":
             expect(row["why"] in run.stdout, f"{row}: {run.stdout}")
         else:
-            expect(run.stdout == f"{composition}: {row['answer']}{': ' if row['why'] else ''}{row['why']}\n", f"{row}: {run.stdout}")
+            lines = [line for line in run.stdout.splitlines() if not line.startswith("schedule: ")]
+            expect(lines == [f"{composition}: {row['answer']}{': ' if row['why'] else ''}{row['why']}"], f"{row}: {run.stdout}")
         answers.add(row["answer"])
 
         as_json = moe("check", composition, "--json", ranks=0)
