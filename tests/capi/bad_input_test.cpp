@@ -43,8 +43,8 @@ TEST(BadInput, Create) {
           {"hidden huge", [](Arguments& x) { x.config.hidden = std::int64_t{1} << 62; }, MOE_E_CONFIG, {"hidden", "4611686018427387904"}},
           {"intermediate", [](Arguments& x) { x.config.intermediate = -4; }, MOE_E_CONFIG, {"intermediate", "-4"}},
           {"experts", [](Arguments& x) { x.config.num_experts = -1; }, MOE_E_CONFIG, {"num_experts", "-1"}},
-          {"topk 0", [](Arguments& x) { x.config.topk = x.router.topk = 0; }, MOE_E_CONFIG, {"top_k", "0"}},
-          {"topk", [](Arguments& x) { x.config.topk = x.router.topk = 9; }, MOE_E_CONFIG, {"top_k", "9", "8"}},
+          {"topk 0", [](Arguments& x) { x.config.topk = x.router.topk = 0; }, MOE_E_CONFIG, {"E_CONFIG: topk: 0 is out of range [1, 8]"}},
+          {"topk", [](Arguments& x) { x.config.topk = x.router.topk = 9; }, MOE_E_CONFIG, {"E_CONFIG: topk: 9 is out of range [1, 8]"}},
           {"topk of two", [](Arguments& x) { x.router.topk = 3; }, MOE_E_CONFIG, {"router.topk", "3", "2"}},
           {"tokens", [](Arguments& x) { x.config.max_tokens_per_rank = 0; }, MOE_E_CONFIG, {"max_tokens_per_rank", "0"}},
           {"many tokens",
@@ -63,7 +63,19 @@ TEST(BadInput, Create) {
           {"activation", [](Arguments& x) { x.config.activation = "swish"; }, MOE_E_CONFIG, {"activation", "swish", "silu"}},
           {"situ gate", [](Arguments& x) { x.config.activation_situ_gate = 0; }, MOE_E_CONFIG, {"activation_situ_gate", "0"}},
           {"situ up", [=](Arguments& x) { x.config.activation_situ_up = kNan; }, MOE_E_CONFIG, {"activation_situ_up", "nan"}},
-          {"limit", [=](Arguments& x) { x.config.activation_limit = kNan; }, MOE_E_CONFIG, {"activation_limit", "nan"}},
+          {"limit",
+           [=](Arguments& x) { x.config.activation_limit = kNan; },
+           MOE_E_CONFIG,
+           {"activation_limit: nan is out of range [0, infinity]"}},
+          {"alpha",
+           [=](Arguments& x) { x.config.activation_alpha = kNan; },
+           MOE_E_CONFIG,
+           {"activation_alpha: nan is not a finite number"}},
+          {"beta", [=](Arguments& x) { x.config.activation_beta = kNan; }, MOE_E_CONFIG, {"activation_beta: nan is not a finite number"}},
+          {"a value with a name of the specification",
+           [](Arguments& x) { x.config.activation = "top_k"; },
+           MOE_E_CONFIG,
+           {"activation: unknown name \"top_k\"; known: silu"}},
           {"step", [](Arguments& x) { x.config.activation = "swiglu_step"; }, MOE_E_CONFIG, {"swiglu_step", "limit"}},
           {"ungated", [](Arguments& x) { x.config.activation = "relu2_no_mul"; }, MOE_E_ARG, {"w13", "[8, 256, 64]", "[8, 128, 64]"}},
           {"dtype", [](Arguments& x) { x.config.dtype = "float64"; }, MOE_E_CONFIG, {"dtype", "float64", "bfloat16"}},
@@ -89,7 +101,10 @@ TEST(BadInput, CreateRouter) {
   float const kNan = std::numeric_limits<float>::quiet_NaN();
   run(
       {
-          {"scoring", [](Arguments& x) { x.router.scoring = "argmax"; }, MOE_E_CONFIG, {"scoring", "argmax", "sigmoid"}},
+          {"scoring",
+           [](Arguments& x) { x.router.scoring = "argmax"; },
+           MOE_E_CONFIG,
+           {"router.scoring: unknown name \"argmax\"", "sigmoid"}},
           {"renorm", [](Arguments& x) { x.router.renorm = "max"; }, MOE_E_CONFIG, {"router.renorm", "max", "p_norm"}},
           {"order",
            [](Arguments& x) { x.router.order = "topk"; },
@@ -157,6 +172,27 @@ TEST(BadInput, CreateRouter) {
            },
            MOE_E_ARG,
            {"router.hash_table: dtype is int32, expected int64"}},
+          {"hash_table of no rows",
+           [](Arguments& x) {
+             hash_table(x, 2, 2);
+             x.spare.tensor().shape[0] = 0;
+           },
+           MOE_E_ARG,
+           {"router.hash_table: shape is [0, 2], expected [vocabulary, 2], at least one row"}},
+          {"sparsemixer normalised",
+           [](Arguments& x) {
+             x.router.selection = "sparsemixer";
+             x.router.renorm = "sum";
+           },
+           MOE_E_ARG,
+           {"router.renorm: \"sum\" with selection sparsemixer, which needs \"none\""}},
+          {"groups of few experts",
+           [](Arguments& x) {
+             x.router.num_expert_group = 8;
+             x.router.topk_group = 1;
+           },
+           MOE_E_CONFIG,
+           {"topk_group: 1 groups of 1 experts hold less than topk 2"}},
           {"no hash_table", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}},
           {"groups", [](Arguments& x) { x.router.num_expert_group = 3; }, MOE_E_CONFIG, {"topk_group"}},
           {"bias", [](Arguments& x) { x.router.correction_bias = &x.a.logits; }, MOE_E_ARG, {"router.correction_bias", "[16, 8]"}},
@@ -323,7 +359,7 @@ std::vector<Case> cases_of_rows() {
   return {
       {"hidden dtype", [](Arguments& x) { x.hidden.dtype = {kDLBfloat, 16, 1}; }, MOE_E_ARG, {"hidden", "bfloat16", "float32"}},
       {"hidden device", [](Arguments& x) { x.hidden.device = {kDLCUDA, 0}; }, MOE_E_ARG, {"hidden", "cuda:0", "cpu"}},
-      {"hidden width", [](Arguments& x) { x.hidden.shape = x.logits.shape; }, MOE_E_ARG, {"hidden", "8", "64"}},
+      {"hidden width", [](Arguments& x) { x.hidden.shape = x.logits.shape; }, MOE_E_ARG, {"E_ARG: hidden: width: 8, expected 64"}},
       {"hidden dimensions", [](Arguments& x) { x.hidden.ndim = 1; }, MOE_E_ARG, {"hidden", "[16]", "2 dimensions"}},
       {"hidden data", [](Arguments& x) { x.hidden.data = nullptr; }, MOE_E_ARG, {"hidden", "data is NULL"}},
       {"hidden stride",
@@ -518,8 +554,11 @@ TEST(BadInput, Experts) {
 TEST(BadInput, Route) {
   run({{"struct", [](Arguments& x) { x.router.struct_size = 0; }, MOE_E_ARG, {"router", "struct_size"}},
        {"experts", [](Arguments& x) { x.router.num_experts = 0; }, MOE_E_CONFIG, {"num_experts", "0"}},
-       {"width", [](Arguments& x) { x.router.num_experts = 9; }, MOE_E_ARG, {"router_logits", "[16, 8]", "[16, 9]"}},
-       {"dtype", [](Arguments& x) { x.logits.dtype = {kDLInt, 32, 1}; }, MOE_E_ARG, {"logits", "int32"}},
+       {"width", [](Arguments& x) { x.router.num_experts = 9; }, MOE_E_ARG, {"E_ARG: logits: shape is [16, 8], expected [16, 9]"}},
+       {"dtype",
+        [](Arguments& x) { x.logits.dtype = {kDLInt, 32, 1}; },
+        MOE_E_ARG,
+        {"logits: dtype is int32, expected float32, bfloat16 or float16"}},
        {"ids", [](Arguments& x) { x.ids.dtype.code = kDLFloat; }, MOE_E_ARG, {"topk_ids", "float32", "int32"}},
        {"hash", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}},
        {"extent",

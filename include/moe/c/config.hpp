@@ -46,7 +46,11 @@ inline routing::RouterConfig router_of(moe_router_config const& given, Device de
   RouterConfig r;
   r.num_experts = dimension("num_experts", c.num_experts, num_experts);
   r.topk = dimension("topk", c.topk, topk);
-  r.scoring = c.scoring == nullptr ? Scoring::softmax : parse_scoring(c.scoring);
+  r.scoring = by_name<Scoring, 4>("router.scoring", c.scoring,
+                                  {{{"softmax", Scoring::softmax},
+                                    {"sigmoid", Scoring::sigmoid},
+                                    {"sqrtsoftplus", Scoring::sqrtsoftplus},
+                                    {"identity", Scoring::identity}}});
   r.order = by_name<Order, 2>("router.order", c.order,
                               {{{"score_then_topk", Order::score_then_topk}, {"topk_then_score", Order::topk_then_score}}});
   r.selection =
@@ -66,6 +70,9 @@ inline routing::RouterConfig router_of(moe_router_config const& given, Device de
   if (r.selection == Selection::sparsemixer && !(c.sparsemixer_eps >= 0.0F && std::isfinite(c.sparsemixer_eps))) {
     throw Error(ErrorCode::config, text("router.sparsemixer_eps: ", c.sparsemixer_eps, " is out of range [0, infinity)"));
   }
+  if (r.selection == Selection::sparsemixer && r.renorm != Renorm::none) {
+    throw Error(ErrorCode::argument, text("router.renorm: \"", c.renorm, "\" with selection sparsemixer, which needs \"none\""));
+  }
   r.num_zero_experts = c.num_zero_experts;
   r.zero_expert_kind = by_name<ZeroExpertKind, 2>("router.zero_expert", c.zero_expert,
                                                   {{{"identity", ZeroExpertKind::identity}, {"none", ZeroExpertKind::none}}});
@@ -83,6 +90,9 @@ inline routing::RouterConfig router_of(moe_router_config const& given, Device de
     if (table.extent(1) != r.topk || table.stride(0) != r.topk) {
       detail::refuse("router.hash_table", text("rows of ", table.extent(1), ", ", table.stride(0), " apart"),
                      text("contiguous [vocabulary, ", r.topk, "]"));
+    }
+    if (r.selection == Selection::hash_table && table.extent(0) < 1) {
+      detail::refuse_shape("router.hash_table", *c.hash_table, text("[vocabulary, ", r.topk, "], at least one row"));
     }
     r.hash_table = table.data_handle();
     r.vocabulary = table.extent(0);
@@ -116,6 +126,9 @@ inline activation::Any activation_of(moe_runner_config const& c) {
     if (kind != activation::Kind::swigluoai) kinds[n++] = {name(kind), kind};
   }
   activation::Any a{.kind = by_name("activation", c.activation, kinds)};
+  for (auto const& [what, value] : {std::pair("activation_alpha", c.activation_alpha), std::pair("activation_beta", c.activation_beta)}) {
+    if (!std::isfinite(value)) throw Error(ErrorCode::config, text(what, ": ", value, " is not a finite number"));
+  }
   a.constants.alpha = c.activation_alpha;
   a.constants.beta = c.activation_beta;
   for (auto const& [what, value] :
@@ -125,7 +138,7 @@ inline activation::Any activation_of(moe_runner_config const& c) {
   a.constants.situ_gate = c.activation_situ_gate;
   a.constants.situ_up = c.activation_situ_up;
   if (!(c.activation_limit >= 0.0F)) {
-    throw Error(ErrorCode::config, text("activation_limit: ", c.activation_limit, " is below 0"));
+    throw Error(ErrorCode::config, text("activation_limit: ", c.activation_limit, " is out of range [0, infinity]"));
   }
   a.constants.limit = c.activation_limit == 0.0F ? std::numeric_limits<float>::infinity() : c.activation_limit;
   activation::validate(a.kind, a.constants);

@@ -18,6 +18,9 @@ template <class L>
 void route_as(routing::AnyRouter const& router, Device device, DLTensor const* logits, DLTensor const* token_ids, DLTensor const* topk_ids,
               DLTensor const* topk_weights, [[maybe_unused]] void* stream) {
   Rows<L const> const rows = rows_of<L>("logits", logits, device);
+  if (std::int64_t const width = router.resolved().num_logits(); rows.extent(1) != width) {
+    refuse_shape("logits", *logits, text("[", rows.extent(0), ", ", width, "]"));
+  }
   routing::RouteArgs<L> args{.logits = rows,
                              .num_valid_rows = rows.extent(0),
                              .topk_ids = rows_of<std::int32_t>("topk_ids", topk_ids, device),
@@ -47,7 +50,8 @@ inline void route_any(moe_router_config const& config, DLTensor const* logits, D
   auto const route = [&]<class L>(L) { detail::route_as<L>(router, device, logits, token_ids, topk_ids, topk_weights, stream); };
   if (same(l.dtype, dl_type<bf16>())) return route(bf16{});
   if (same(l.dtype, dl_type<f16>())) return route(f16{});
-  route(float{});  // which refuses any other
+  if (same(l.dtype, dl_type<float>())) return route(float{});
+  detail::refuse("logits", text("dtype is ", describe(l.dtype)), "float32, bfloat16 or float16");
 }
 
 }  // namespace moe::c

@@ -8,6 +8,7 @@
 #include <new>
 #include <string_view>
 
+#include "moe/c/argument_names.hpp"
 #include "moe/core/error.hpp"
 #include "moe/moe.h"
 
@@ -20,9 +21,14 @@ inline char* last_error() noexcept {
 }
 inline constexpr std::size_t kLastErrorBytes = 4096;
 
+/// Keeps the text, with the names that moe.h has for the arguments.
 inline moe_status fail(moe_status status, std::string_view text) noexcept {
-  std::size_t const bytes = std::min(text.size(), kLastErrorBytes - 1);
-  std::memcpy(last_error(), text.data(), bytes);
+  std::size_t bytes = 0;
+  with_names_of_caller(text, kNamesOfMoeH, [&](std::string_view piece) {
+    std::size_t const count = std::min(piece.size(), kLastErrorBytes - 1 - bytes);
+    std::memcpy(last_error() + bytes, piece.data(), count);
+    bytes += count;
+  });
   last_error()[bytes] = '\0';
   return status;
 }
