@@ -28,6 +28,8 @@ from ._watched import observed, transformed
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
 _LEAST_ROWS = 64
+#: Experts of a token; the library's bound.
+MOST_TOPK = 32
 #: Of a runner that packs the weights: a larger one beside it would hold another copy of them, so it is never followed by one.
 PACKED_ROWS = 4096
 
@@ -260,6 +262,10 @@ def experts(
             if given is not None or name in ("w13", "w2"):
                 _arrays.framework(given, name)  # an ArgumentError for an argument that is not an array
                 settings[name] = _ARRAY
+        _arrays.check("w13", w13, 3)
+        most = min(int(w13.shape[0]), MOST_TOPK)
+        if most and not 1 <= topk <= most:
+            raise ArgumentError(f"E_ARG: topk_ids: shape is {tuple(topk_ids.shape)}, expected 1 to {most} columns")
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
                         quantization=quantization, dtype=dtype, weight_on_input=weight_on_input)  # fmt: skip
         entry = _Entry(arrays, key, settings)

@@ -6,7 +6,7 @@ import importlib
 from typing import Any, NamedTuple
 
 from . import _arrays
-from ._errors import ArgumentError, whole_number
+from ._errors import ArgumentError, ConfigError, whole_number
 from ._ffi import library
 from ._runner import checked_router
 from ._types import Array, ArrayT
@@ -89,8 +89,13 @@ def route(
     _arrays.check("logits", logits, 2)
     topk = whole_number("topk", topk)
     num_zero_experts = whole_number("num_zero_experts", num_zero_experts)
+    width = int(logits.shape[1])
+    if width < 1:
+        raise ArgumentError(f"E_ARG: logits: shape is {tuple(logits.shape)}, expected at least 1 column")
+    if not 0 <= num_zero_experts < width:
+        raise ConfigError(f"E_CONFIG: num_zero_experts: {num_zero_experts} is out of range [0, {width - 1}], logits has {width} columns")
     settings = checked_router({
-        "num_experts": int(logits.shape[1]) - num_zero_experts, "topk": topk, "scoring": scoring, "order": order, "selection": selection,
+        "num_experts": width - num_zero_experts, "topk": topk, "scoring": scoring, "order": order, "selection": selection,
         "renorm": renorm, "renorm_eps": renorm_eps, "renorm_p": renorm_p, "routed_scaling_factor": routed_scaling_factor,
         "num_expert_group": num_expert_group, "topk_group": topk_group, "group_score": group_score, "logit_softcap": logit_softcap,
         "sparsemixer_eps": sparsemixer_eps, "num_zero_experts": num_zero_experts, "zero_expert": zero_expert, "degenerate": degenerate,
@@ -98,9 +103,9 @@ def route(
     for name, array in (("correction_bias", correction_bias), ("per_expert_scale", per_expert_scale), ("hash_table", hash_table)):
         if array is not None:
             settings[name] = _arrays.export(array, name)
-    width = min(max(topk, 0), int(logits.shape[1]))  # a topk out of range is an error below
-    ids = _arrays.empty(logits, (logits.shape[0], width), "int32")
-    weights = _arrays.empty(logits, (logits.shape[0], width), "float32")
+    chosen = min(max(topk, 0), width)  # a topk out of range is an error below
+    ids = _arrays.empty(logits, (logits.shape[0], chosen), "int32")
+    weights = _arrays.empty(logits, (logits.shape[0], chosen), "float32")
     tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
     stream, _ = _arrays.stream(_arrays.framework(logits))
     library.route(settings, _arrays.export(logits, "logits"), tokens, _arrays.export(ids), _arrays.export(weights), stream)

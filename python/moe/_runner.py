@@ -196,6 +196,9 @@ class Runner:
         self._handle = 0
         for name, array in (("w13", w13), ("w2", w2)):
             _arrays.check(name, array, 3)
+        for name, array, first in (("w13", w13, num_experts is None), ("w2", w2, False)):
+            if not all(array.shape[0 if first else 1 :]):  # hidden, intermediate and num_experts are read from them
+                raise ArgumentError(f"E_ARG: {name}: shape is {tuple(array.shape)}, expected extents of at least 1")
         named("activation", activation)
         if group is not None and not isinstance(group, Group):
             raise ArgumentError(f"E_ARG: group: is of type {type(group).__name__}, expected a moe.Group")
@@ -454,7 +457,9 @@ def checked_router(router: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     refuses unknown fields."""
     checked = dict(router)
     for key, value in router.items():
-        name = prefix + key if isinstance(key, str) else repr(key)
+        if not isinstance(key, str):
+            raise ArgumentError(f"E_ARG: router: the key {key!r} is of type {type(key).__name__}, expected the name of a field")
+        name = prefix + key
         if key in ROUTER_NAMES:
             checked[key] = named(name, value)
         elif key in ROUTER_COUNTS:

@@ -6,6 +6,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
+#include <moe/c/argument_names.hpp>
 #include <moe/c/overlap.hpp>
 
 #include <array>
@@ -14,6 +15,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,11 +24,32 @@ namespace ffi = tvm::ffi;
 
 namespace {
 
-/// A Python exception of moe/_errors.py with the text of the library.
-void require(moe_status status) {
-  if (status != MOE_OK) {
-    throw ffi::Error(std::string("moe.") + moe_status_name(status), moe_last_error(), "");
-  }
+/// What the package calls otherwise than moe.h.
+constexpr std::array<moe::c::ArgumentName, 16> kNames{{{"max_tokens_per_rank", "max_tokens"},
+                                                       {"activation_alpha", "alpha"},
+                                                       {"activation_beta", "beta"},
+                                                       {"activation_limit", "limit"},
+                                                       {"activation_situ_gate", "situ_gate"},
+                                                       {"activation_situ_up", "situ_up"},
+                                                       {"fortran_communicator", "communicator"},
+                                                       {"moe_group_create_mpi", "Group.mpi"},
+                                                       {"moe_group_create_mpi_world", "Group.mpi"},
+                                                       {"moe_group_create_nccl", "Group.nccl"},
+                                                       {"moe_nccl_get_id", "Group.nccl_id"},
+                                                       {"moe_runner_wait", "wait"},
+                                                       {"moe_stream_wait", "wait"},
+                                                       {"moe_runner_forward", "forward"},
+                                                       {"moe_runner_forward_routed", "forward_routed"},
+                                                       {"NULL", "None"}}};
+
+/// A Python exception of moe/_errors.py with the text of the library, in the names of the package. `before`: what moe.h writes before the
+/// names of this call's arguments and the package does not.
+void require(moe_status status, std::string const& before = "") {
+  if (status == MOE_OK) return;
+  std::string text;
+  moe::c::with_names_of_caller(moe_last_error(), kNames, [&](std::string_view piece) { text += piece; });
+  if (std::size_t const at = text.find(": " + before); at != std::string::npos) text.erase(at + 2, before.size());
+  throw ffi::Error(std::string("moe.") + moe_status_name(status), text, "");
 }
 
 /// An array argument; null for None.
@@ -50,12 +73,13 @@ using Dictionary = ffi::Map<ffi::String, ffi::Any>;
 /// as long as this object.
 class Members {
  public:
-  Members(char const* what, Dictionary const& values) : what_(what), values_(values) {}
+  /// before: what the package writes before the names of the members.
+  Members(char const* what, Dictionary const& values, char const* before = "") : what_(what), before_(before), values_(values) {}
 
   void read(char const* key, std::int32_t& member) {
     std::int64_t value = member;
     assign<std::int64_t>(key, value);
-    member = narrowed(std::string(what_) + "." + key, value);
+    member = narrowed(std::string(before_) + key, value);
   }
   void read(char const* key, std::int64_t& member) { assign<std::int64_t>(key, member); }
   void read(char const* key, float& member) { assign<double>(key, member); }
@@ -86,6 +110,7 @@ class Members {
   }
 
   char const* what_;
+  char const* before_;
   Dictionary values_;
   std::deque<std::string> texts_;
   std::set<std::string> known_;
@@ -197,7 +222,7 @@ void route(Dictionary router, DLTensor* logits, ffi::AnyView token_ids, DLTensor
   moe_router_config config = MOE_ROUTER_CONFIG_INIT;
   Members members("router", router);
   read_router(members, config);
-  require(moe_route(&config, logits, array(token_ids), ids, weights, stream_of(logits, stream)));
+  require(moe_route(&config, logits, array(token_ids), ids, weights, stream_of(logits, stream)), "router.");
 }
 
 // ---- Runners ----
@@ -239,7 +264,7 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   weight_members.finish();
 
   moe_router_config router_config = MOE_ROUTER_CONFIG_INIT;
-  Members router_members("router", router == nullptr ? Dictionary() : router.cast<Dictionary>());
+  Members router_members("router", router == nullptr ? Dictionary() : router.cast<Dictionary>(), "router.");
   read_router(router_members, router_config);
   config.router = router == nullptr ? nullptr : &router_config;
 

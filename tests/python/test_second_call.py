@@ -88,7 +88,7 @@ def test_other_weights_and_settings(of):
         assert distance(warm.call(activation="silu_clamped", limit=0.5), clamped) < 1e-5
     bias *= -3  # in place
     assert distance(warm.call(w13_bias=given_other, w2_bias=given), layer.expected(w13_bias=other, w2_bias=bias)) < 1e-5
-    with pytest.raises(moe.ArgumentError, match="w2_bias: is NULL"):
+    with pytest.raises(moe.ArgumentError, match="w2_bias: is None"):
         warm.call(w13_bias=given_other)
 
 
