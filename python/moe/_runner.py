@@ -383,6 +383,9 @@ class Runner:
         if rows <= self._max_tokens or not self._alone:
             self._last_stream = _forward_routed(self._handle, hidden, ids, weights, output, stream)
             return
+        for name, array in (("topk_ids", ids), ("topk_weights", weights), ("output", output)):
+            if tuple(array.shape[:1]) != (rows,):
+                raise ArgumentError(f"E_ARG: {name}: shape is {tuple(array.shape)}, expected {rows} rows")
         _library.refuse_overlap(output, hidden, ids, weights)
         for first in range(0, rows, self._max_tokens):
             count = min(self._max_tokens, rows - first)

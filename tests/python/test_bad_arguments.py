@@ -220,6 +220,21 @@ def test_each_is_named(call, error, text):
         call()
 
 
+def test_a_long_input_is_refused_as_a_whole():
+    """It runs in pieces: rows that do not fit are counted in all of it, before the first piece is written."""
+    layer, output = runner(max_tokens=3), np.zeros((4, 64), np.float32)
+    cases = [
+        ("topk_ids", lambda: layer.forward_routed(HIDDEN, IDS[:3], WEIGHTS, output=output), r"\(3, 2\)"),
+        ("topk_weights", lambda: layer.forward_routed(HIDDEN, IDS, WEIGHTS[:3], output=output), r"\(3, 2\)"),
+        ("output", lambda: layer.forward_routed(HIDDEN, IDS, WEIGHTS, output=output[:3]), r"\(3, 64\)"),
+    ]
+    for name, call, shape in cases:
+        with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: shape is {shape}, expected 4 rows$"):
+            call()
+    assert not output.any()
+    assert np.array_equal(layer.forward_routed(HIDDEN, IDS, WEIGHTS, output=output), experts())
+
+
 def test_the_fields_of_a_router_are_those_of_the_extension_and_of_route():
     known = sorted([*_runner.ROUTER_NAMES, *_runner.ROUTER_NUMBERS, *_runner.ROUTER_ARRAYS])
     with pytest.raises(moe.ConfigError, match=f"^E_CONFIG: router: 'colour' is not known, known: {', '.join(known)}$"):
