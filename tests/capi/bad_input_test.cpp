@@ -648,6 +648,8 @@ TEST(BadInput, Plan) {
   load[3] = -1.0F;
   expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"expert 3", "-1"});
   load[3] = 0.0F;
+  config.num_ranks = 3;
+  expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"num_physical: 8 is not a multiple of num_ranks 3"});
   config.num_physical = 7;
   expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "[1, 7]"});
 }

@@ -184,6 +184,8 @@ CASES = [
      r"correction_bias: shape is \[3\], expected \[64\]"),
     (lambda: moe.route(HIDDEN, 1, topk_group=2**31), moe.ArgumentError, "topk_group: 2147483648 is out of range"),
     (lambda: moe.route(HIDDEN.astype(np.float64), 1), moe.ArgumentError, "logits: dtype is float64, expected float32, bfloat16 or float16"),
+    (lambda: moe.plan(HIDDEN, 65, num_ranks=2), moe.ArgumentError, "num_physical: 65 is not a multiple of num_ranks 2"),
+    (lambda: moe.plan(HIDDEN, 63), moe.ArgumentError, "num_physical: 63 is below 64, the number of logical experts"),
     (lambda: moe.plan(HIDDEN, 64, num_nodes=2**31), moe.ArgumentError, "num_nodes: 2147483648 is out of range"),
     (lambda: runner(router={"scorin": "softmax"}), moe.ConfigError, "router: 'scorin' is not known, known: correction_bias, degenerate, "),
     (lambda: runner(router={"num_experts": 8, "top_k": 2}), moe.ConfigError, "router: 'top_k' is not known, known: .*, topk, "),

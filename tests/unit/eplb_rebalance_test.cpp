@@ -205,9 +205,9 @@ TEST(Rebalance, Errors) {
   plan32({bound, bound});
   plan({1, 8e307}, good);
   expect_error(ErrorCode::argument, "(float64, 2 experts)", [&] { plan({1, 1e308}, good); });
-  expect_error(ErrorCode::argument, "P = 5 expert slots do not divide over the 2 ranks",
+  expect_error(ErrorCode::argument, "num_physical: 5 is not a multiple of num_ranks 2",
                [&] { plan({1, 1}, {.num_physical = 5, .num_ranks = 2}); });
-  expect_error(ErrorCode::argument, "P = 2 expert slots are fewer than the 3 logical experts",
+  expect_error(ErrorCode::argument, "num_physical: 2 is below 3, the number of logical experts",
                [&] { plan({1, 1, 1}, {.num_physical = 2, .num_ranks = 2}); });
   expect_error(ErrorCode::argument, "num_ranks must be at least 1", [&] { plan({1}, {.num_physical = 2, .num_ranks = 0}); });
   expect_error(ErrorCode::argument, "num_nodes must be at least 1",

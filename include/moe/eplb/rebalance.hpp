@@ -182,11 +182,10 @@ inline std::pair<Topology, Policy> effective_topology(Topology topology, int num
   at_least_one("num_groups", topology.num_groups);
   if (topology.num_physical < num_logical) {
     throw Error(ErrorCode::argument,
-                text("P = ", topology.num_physical, " expert slots are fewer than the ", num_logical, " logical experts"));
+                text("num_physical: ", topology.num_physical, " is below ", num_logical, ", the number of logical experts"));
   }
   if (topology.num_physical % topology.num_ranks != 0) {
-    throw Error(ErrorCode::argument,
-                text("P = ", topology.num_physical, " expert slots do not divide over the ", topology.num_ranks, " ranks"));
+    throw Error(ErrorCode::argument, text("num_physical: ", topology.num_physical, " is not a multiple of num_ranks ", topology.num_ranks));
   }
   if (topology.num_ranks % topology.num_nodes != 0) topology.num_nodes = 1;
   if (num_logical % topology.num_groups != 0) topology.num_groups = 1;
