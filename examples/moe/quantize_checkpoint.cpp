@@ -102,7 +102,7 @@ Source open_source(fs::path const& directory) {
   fs::path const index = directory / "model.safetensors.index.json";
   if (is_there(index)) {
     s.indexed = true;
-    auto const json = moe::io::read_json(index);
+    auto const json = moe::io::read_json(index, ErrorCode::argument);
     if (!json.contains("weight_map") || !json["weight_map"].is_object()) {
       throw Error(ErrorCode::argument, moe::text("'", index.string(), "': 'weight_map' is missing"));
     }

@@ -174,6 +174,12 @@ def checkpoints(folder):
     bad("layer_of_many_digits", layer(QWEN, "9" * 20), "--layer", "9" * 20, code=2)
     bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
     bad("no_checkpoint", layer(folder / "nothing"), "nothing")
+    index = folder / "cut_index" / "model.safetensors.index.json"
+    shutil.copytree(QWEN, index.parent)
+    index.write_text('{"weight_map": {')
+    quantize = ["quantize", "--to", "int4_group32", "--input", index.parent]
+    for command in (layer(index.parent), quantize):
+        bad(f"cut_index_of_{command[0]}", command, f"moe: E_ARG: '{index}' is not valid JSON at byte 17", ranks=(1,))
     bad("no_input", layer(QWEN)[:5] + ["--input", folder / "nothing", "--tensor", "hidden"], "nothing", "No such file")
     bad("no_such_tensor", layer(QWEN)[:-1] + ["layers.7.moe_in"], "tensor 'layers.7.moe_in' is missing", "layers.0.moe_in")
     lost = folder / "lost_shard"
