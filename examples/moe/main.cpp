@@ -6,6 +6,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -22,8 +23,8 @@ int fail(std::string const& what, int exit_code) {
 
 /// 0, or 1 if what was printed is lost: the disk is full, or there is no standard output.
 int flush_output() {
+  errno = 0;  // std::cout.flush() writes what the C library holds, too
   std::cout.flush();
-  errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) {
     return 0;
   }
@@ -139,7 +140,9 @@ int main(int argc, char** argv) {
     return flush_output();
   } catch (CLI::ParseError const& e) {
     if (e.get_exit_code() == 0) {
-      app.exit(e);
+      std::ostringstream text;
+      app.exit(e, text, text);
+      std::cout << text.str();
       return flush_output();
     }  // --help, --version
     return fail(usage_error(app, e), 2);

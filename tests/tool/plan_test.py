@@ -122,6 +122,11 @@ def check_lost_report():
             assert run.returncode == 1 and run.stderr.startswith("moe: standard output cannot be written"), (arguments, run)
             assert run.stderr.count("\n") == 1, run.stderr
 
+    with open("/dev/full", "w") as full:
+        for arguments in (["plan", "--load", DATA / "readme_example.json", "--ranks", 4], ["list", "models"], ["--version"]):
+            run = subprocess.run([TOOL, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            assert run.returncode == 1, (arguments, run)
+            assert run.stderr == "moe: standard output cannot be written: No space left on device\n", run.stderr
 
 check_reference_files()
 check_picture()
