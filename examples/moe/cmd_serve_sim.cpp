@@ -121,7 +121,8 @@ void add_serve_sim(CLI::App& app) {
   command->add_option("--steps", o->steps, "Steps to run")->required()->check(whole_number(1, 1'000'000));
   command->add_option("--routing", o->routing, "zipf:S, or trace:FILE with topk_ids, as `moe layer` writes it, or a routing record")
       ->required();
-  command->add_option("--experts", o->experts, "Experts (default: 256, or as many as the trace names)")->check(at_least_1);
+  command->add_option("--experts", o->experts, "Experts (default: 256, or as many as the trace names); of zipf at most 1024")
+      ->check(whole_number(1, serve_sim::kMostExperts));
   command->add_option("--topk", o->topk, "Experts of a token, of zipf")->check(at_least_1)->capture_default_str();
   command->add_option("--ranks", o->ranks, "Simulated ranks (default: 8); under mpirun its ranks run")->check(whole_number(1, 1 << 16));
   command->add_option("--tokens", o->tokens, "Tokens of a rank in a step")->check(whole_number(1, 1 << 20))->capture_default_str();

@@ -191,10 +191,20 @@ def check_text(folder):
 def check_errors(folder):
     broken = folder / "broken.safetensors"
     write(broken, {"topk_ids": ("I32", [2, 2], raw("i", [0, 1, 2, 9]))})
+    huge, idle = folder / "huge.safetensors", folder / "idle.safetensors"
+    write(huge, {"topk_ids": ("I32", [1, 2], raw("i", [2**31 - 1, 0]))})
+    write(idle, {"topk_ids": ("I32", [1, 2], raw("i", [-1, -1]))})
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
     for options, part, ranks in ((["--routing", "flat"], '--routing: "flat", expected zipf:S or trace:FILE', 0),
                                  (["--routing", "zipf:x"], "zipf:x", 0),
                                  (["--routing", "zipf:1", "--topk", 300], "--topk: 300 is out of range [1, 32]", 0),
+                                 (["--routing", "zipf:1", "--experts", 1025], "--experts: 1025 is out of range [1, 1024] of zipf", 0),
                                  (["--routing", "zipf:1", "--experts", 4], "--topk: 8 is out of range [1, 4] of --experts 4", 0),
+                                 (["--routing", f"trace:{huge}"], "row 0: expert 2147483647 is out of range [-1, 65536)", 0),
+                                 (["--routing", f"trace:{pipe}"], f"'{pipe}' is not a regular file", 0),
+                                 (["--routing", f"trace:{idle}"], f"'{idle}': no row names an expert", 0),
+                                 (["--routing", f"trace:{idle}", "--experts", 65537], '--experts: "65537", expected a whole number', 0),
                                  (["--routing", "trace:"], '--routing: "trace:", expected zipf:S or trace:FILE', 0),
                                  (["--routing", "zipf:1", "--html", ""], '--html: "", expected a file to write', 0),
                                  (["--routing", "zipf:1", "--save-placement", ""], '--save-placement: "", expected a file to write', 0),

@@ -2,6 +2,7 @@
 // examples/moe/serve_sim/routing.cpp: the routing of a simulated run: drawn from a Zipf distribution, or read from a trace.
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <range/v3/algorithm/max.hpp>
 #include <range/v3/range/conversion.hpp>
@@ -13,6 +14,7 @@
 #include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
 #include "moe/routing/capture.hpp"
+#include "moe/routing/row/score.hpp"
 #include "moe/routing/simulator.hpp"
 
 namespace moe_tool::serve_sim {
@@ -38,6 +40,11 @@ double exponent_of(std::string const& words) {
 moe::routing::RoutingRecord read_record(std::filesystem::path const& path, std::vector<std::filesystem::path>& files) {
   constexpr std::string_view kMagic = "moe-routing-1\n";
   std::string start(kMagic.size(), '\0');
+  std::error_code ignored;
+  auto const found = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(found) && !std::filesystem::is_directory(found) && !std::filesystem::is_regular_file(found)) {
+    throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "' is not a regular file"));
+  }
   std::ifstream(path, std::ios::binary).read(start.data(), static_cast<std::streamsize>(start.size()));
   if (start == kMagic) {
     files.push_back(path);
@@ -70,6 +77,9 @@ Routing::Routing(Options const& o) : num_experts_(o.experts), topk_(o.topk), see
   }
   exponent_ = exponent_of(o.routing.substr(kZipf.size()));
   if (num_experts_ == 0) num_experts_ = 256;
+  if (num_experts_ > moe::routing::kMaxLogits) {
+    throw Error(ErrorCode::config, text("--experts: ", num_experts_, " is out of range [1, ", moe::routing::kMaxLogits, "] of zipf"));
+  }
   int const most = std::min(moe::kMaxTopK, num_experts_);
   if (topk_ > most) {
     throw Error(ErrorCode::config, text("--topk: ", topk_, " is out of range [1, ", most, "]",
@@ -82,13 +92,14 @@ void Routing::read_trace(std::filesystem::path const& path) {
   moe::routing::RoutingRecord record = read_record(path, files_);
   if (record.rows() == 0) throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "': no rows"));
   topk_ = record.topk;
-  std::int32_t const largest = ranges::max(record.ids);
-  if (num_experts_ == 0) num_experts_ = largest + 1;
+  int const bound = num_experts_ == 0 ? kMostExperts : num_experts_;
   for (auto const [i, id] : ranges::views::enumerate(record.ids)) {
-    if (id >= -1 && id < num_experts_) continue;
+    if (id >= -1 && id < bound) continue;
     throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "': row ", i / static_cast<std::size_t>(topk_), ": expert ", id,
-                                                       " is out of range [-1, ", num_experts_, ")"));
+                                                       " is out of range [-1, ", bound, ")"));
   }
+  if (num_experts_ == 0) num_experts_ = ranges::max(record.ids) + 1;
+  if (num_experts_ == 0) throw Error(ErrorCode::argument, moe::io::one_line("'", path.string(), "': no row names an expert"));
   trace_ = std::move(record.ids);
 }
 

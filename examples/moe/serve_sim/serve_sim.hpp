@@ -32,6 +32,9 @@ struct Options {
   bool json = false;
 };
 
+/// Of a run; as many as a checkpoint may have.
+inline constexpr int kMostExperts = 1 << 16;
+
 /// The experts that each token of the run visits.
 class Routing {
  public:
