@@ -30,8 +30,13 @@ namespace {
 
 /// The maps of one layer of a file that eplb::save_maps wrote: of the layer with this number, or the only one.
 ExpertMaps read_maps(std::filesystem::path const& path, std::int64_t layer, int num_experts) {
-  nlohmann::json const file = moe::eplb::detail::read_json(path);
   auto const refuse = [&](auto const&... why) { throw Error(ErrorCode::argument, moe::io::one_line(path.string(), ": ", why...)); };
+  std::error_code ignored;
+  auto const found = std::filesystem::status(path, ignored);  // it is read twice by every rank, and a pipe only once
+  if (std::filesystem::exists(found) && !std::filesystem::is_directory(found) && !std::filesystem::is_regular_file(found)) {
+    refuse("is not a regular file");
+  }
+  nlohmann::json const file = moe::eplb::detail::read_json(path);
   if (!file.is_object() || !file.contains("models") || !file["models"].is_object() || file["models"].size() != 1) {
     refuse("expected the maps of one model, as serve-sim --save-placement writes them");
   }
@@ -40,6 +45,7 @@ ExpertMaps read_maps(std::filesystem::path const& path, std::int64_t layer, int 
   nlohmann::json const& rows = (*model)["physical_to_logical"];
   if (!rows.is_array() || rows.empty() || !rows[0].is_array()) refuse("physical_to_logical is not an array of rows, one a layer");
   auto const layers = static_cast<std::int64_t>(rows.size());
+  if (layers > 1 && layer < 0) refuse("maps of ", layers, " layers, expected those of 1: the file of a block is one layer");
   std::int64_t const row = layers == 1 ? 0 : layer;
   if (row < 0 || row >= layers) refuse("maps of ", layers, " layers, and no layer ", layer);
   ExpertMaps const all = moe::eplb::load_maps(path, model.key(), static_cast<int>(layers), num_experts, static_cast<int>(rows[0].size()));

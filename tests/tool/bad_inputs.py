@@ -202,6 +202,13 @@ def usage(folder):
         bad(f"unknown{option}", [*block, option, "sideways"], f'{option}: "sideways", expected one of ', *known.split(", "), code=code)
     bad("unknown--placement", [*block, "--placement", "lineer"], '--placement: "lineer", expected linear, round_robin, or a file of maps')
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
+    maps = folder / "maps.json"
+    layers = [[i % 8 for i in range(9)]] * 3
+    maps.write_text(json.dumps({"models": {"main": {"num_logical": 8, "physical_to_logical": layers}}}))
+    bad("maps_of_3_layers", [*block, "--placement", maps], f"{maps}: maps of 3 layers, expected those of 1", ranks=(3,))
+    pipe = folder / "maps_pipe"
+    os.mkfifo(pipe)
+    bad("maps_in_a_pipe", [*block, "--placement", pipe], f"{pipe}: is not a regular file")
     bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,",
         ranks=(1,), code=2)
     bad("option_of_another_command", ["quantize", "--checkpoint", QWEN, "--scheme", "mxfp4"], 'unknown option "--checkpoint"', "--input",
