@@ -439,7 +439,8 @@ void run(JobOptions const& options) {
     together(comm, [&] {
       if (options.block.empty()) {
         std::error_code ignored;
-        if (std::filesystem::is_regular_file(options.checkpoint, ignored)) {
+        if (auto const found = std::filesystem::status(options.checkpoint, ignored);
+            std::filesystem::exists(found) && !std::filesystem::is_directory(found)) {
           throw Error(ErrorCode::argument, text("--checkpoint '", options.checkpoint.string(), "' is not a directory"));
         }
         job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer, tokens_of(options.tokens));

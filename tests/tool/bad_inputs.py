@@ -173,6 +173,7 @@ def checkpoints(folder):
     bad("layer_empty", layer(QWEN, ""), "--layer", '""', code=2)
     bad("layer_of_many_digits", layer(QWEN, "9" * 20), "--layer", "9" * 20, code=2)
     bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
+    bad("checkpoint_is_a_device", layer("/dev/null"), "--checkpoint '/dev/null' is not a directory", ranks=(1,))
     bad("no_checkpoint", layer(folder / "nothing"), "nothing")
     index = folder / "cut_index" / "model.safetensors.index.json"
     shutil.copytree(QWEN, index.parent)
