@@ -123,6 +123,16 @@ Source open_source(fs::path const& directory) {
   return s;
 }
 
+/// Copies a file of a checkpoint to the new directory unless that has one of its name. What is no regular file, such as a pipe or a link
+/// that leads nowhere, stays behind.
+void copy_beside(fs::path const& file, fs::path const& directory) {
+  std::error_code error;
+  if (file.extension() == ".safetensors" || !fs::is_regular_file(file, error) || fs::exists(directory / file.filename(), error)) return;
+  if (!fs::copy_file(file, directory / file.filename(), error)) {
+    throw Error(ErrorCode::argument, moe::text("cannot copy '", file.string(), "': ", error.message()));
+  }
+}
+
 void write_json(fs::path const& path, nlohmann::ordered_json const& json) {
   std::ofstream out(path);
   out << json.dump(2) << '\n';
@@ -460,12 +470,10 @@ int quantize_checkpoint(QuantizeOptions const& options) {
   }
   write_json(directory.path() / "config.json", config);
   // The other files of the model: tokeniser, generation settings, licence.
-  for (auto const& entry : fs::directory_iterator(source.directory)) {
-    auto const name = entry.path().filename();
-    if (entry.is_regular_file() && entry.path().extension() != ".safetensors" && !fs::exists(directory.path() / name)) {
-      fs::copy_file(entry.path(), directory.path() / name);
-    }
-  }
+  std::error_code error;
+  fs::directory_iterator at(source.directory, error);
+  for (; !error && at != fs::directory_iterator(); at.increment(error)) copy_beside(at->path(), directory.path());
+  if (error) throw Error(ErrorCode::argument, moe::text("cannot read directory '", source.directory.string(), "': ", error.message()));
   directory.commit();
   if (options.json) {
     nlohmann::ordered_json report;

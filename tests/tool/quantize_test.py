@@ -245,6 +245,11 @@ def checkpoints(folder: pathlib.Path) -> None:
     (loop / "model.safetensors.index.json").symlink_to("model.safetensors.index.json")
     unread = moe("--scheme", "mxfp4", "--input", loop, "--output", folder / "of_loop")
     check(unread.returncode == 1 and f"E_ARG: cannot read '{loop}/model" in unread.stderr, unread.stderr)
+    linked = folder / "linked"
+    shutil.copytree(source, linked)
+    (linked / "tokenizer.json").symlink_to("tokenizer.json")
+    beside = moe("--scheme", "mxfp4", "--input", linked, "--output", folder / "of_linked")
+    check(beside.returncode == 0 and not (folder / "of_linked" / "tokenizer.json").exists(), f"a link to itself: {beside.stderr}")
     single = moe("--scheme", "fp8_block128", "--input", GOLDEN / "checkpoints" / "deepseek_v3_tiny", "--output", folder / "deepseek/")
     check(single.returncode == 0 and (folder / "deepseek" / "model.safetensors").exists(), single.stderr)
     check(not list(folder.glob("*.partial-*")), "a partial directory is left")
