@@ -90,13 +90,14 @@ def check_errors():
 
         refused(1, f"cannot read '{bad}': No such file or directory", "--load", bad, "--ranks", 2)
         refused(1, f"cannot read '{folder}': it is a directory", "--load", folder, "--ranks", 2)
+        refused(1, "cannot read '/proc/self/mem': Input/output error", "--load", "/proc/self/mem", "--ranks", 2)
         for contents, part in (
             ("[[1, -2]]", "load of expert 1 in layer 0 must be finite and at least 0, is -2"),
             ("[[1, 2], [1, 1e308]]", "load of expert 1 in layer 1 must be at most 8.98847e+307 (float64, 2 experts), is 1e+308"),
             ("[[1, 2], [3]]", "layer 1 has 1 entries, layer 0 has 2"),
             ('{"weight": [[1, "two"]]}', "layer 0, entry 1 must be a number"),
             ('{"weight": ', "is not valid JSON at byte 12"),
-            ("[[1, 1e400]]", "is not valid JSON: "),
+            ("[[1, 1e400]]", "is not valid JSON: number overflow parsing '1e400'"),
             ("{}", "holds no load"),
             ("[" * 200000 + "]" * 200000, "nests deeper than 64 levels"),
         ):
@@ -121,12 +122,12 @@ def check_lost_report():
             run = subprocess.run([TOOL, *map(str, arguments)], stdout=only_read, stderr=subprocess.PIPE, text=True, timeout=60)
             assert run.returncode == 1 and run.stderr.startswith("moe: standard output cannot be written"), (arguments, run)
             assert run.stderr.count("\n") == 1, run.stderr
-
     with open("/dev/full", "w") as full:
         for arguments in (["plan", "--load", DATA / "readme_example.json", "--ranks", 4], ["list", "models"], ["--version"]):
             run = subprocess.run([TOOL, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
             assert run.returncode == 1, (arguments, run)
             assert run.stderr == "moe: standard output cannot be written: No space left on device\n", run.stderr
+
 
 check_reference_files()
 check_picture()

@@ -238,6 +238,8 @@ TEST(HfConfig, AbsurdValuesAreNamedWithTheBound) {
 TEST(HfConfig, NotJson) {
   expect_error(ErrorCode::config, "'c.json' is not valid JSON at byte 7", [] { HfConfig::from_text("{\"a\": }", "c.json"); });
   expect_error(ErrorCode::config, "'c.json' is not valid JSON", [] { HfConfig::from_text("", "c.json"); });
+  expect_error(ErrorCode::config, "'c.json' is not valid JSON: number overflow parsing '1e400'",
+               [] { HfConfig::from_text("{\"a\": 1e400}", "c.json"); });
   expect_error(ErrorCode::config, "must be a JSON object", [] { HfConfig::from_text("[1]", "c.json"); });
   std::string const deep(200'000, '[');
   expect_error(ErrorCode::config, "nests deeper than 64 levels", [&] { HfConfig::from_text("{\"a\":" + deep, "c.json"); });

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/json_levels.hpp: how deep JSON may nest. Deep values would overflow the stack when they are copied.
+// core/json_levels.hpp: how deep JSON may nest (deep values would overflow the stack when they are copied), and why it was refused.
 #pragma once
+
+#include <cstddef>
+#include <string_view>
 
 namespace moe::detail {
 
@@ -13,6 +16,13 @@ auto bounded_levels(Fail fail) {
     if (depth > kMostJsonLevels) fail();
     return true;
   };
+}
+
+/// The reason of an exception of nlohmann::json without the exception's name: "[json.exception.out_of_range.406] number overflow parsing
+/// '1e400'" has it behind the bracket.
+inline std::string_view json_reason(std::string_view what) {
+  std::size_t const at = what.find("] ");
+  return at == std::string_view::npos ? what : what.substr(at + 2);
 }
 
 }  // namespace moe::detail

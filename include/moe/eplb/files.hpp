@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <ios>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -40,7 +41,9 @@ inline nlohmann::json read_json(std::filesystem::path const& path) {
   } catch (nlohmann::json::parse_error const& error) {
     throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON at byte ", error.byte));
   } catch (nlohmann::json::out_of_range const& error) {  // a number
-    throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON: ", error.what()));
+    throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON: ", moe::detail::json_reason(error.what())));
+  } catch (std::ios_base::failure const& error) {
+    throw Error(ErrorCode::argument, text("cannot read '", path.string(), "': ", error.code().message()));
   }
 }
 
@@ -48,13 +51,15 @@ inline nlohmann::json read_json(std::filesystem::path const& path) {
 inline void write_json(std::filesystem::path const& path, nlohmann::json const& value) {
   std::filesystem::path const unfinished = path.string() + ".tmp";
   {
+    errno = 0;
     std::ofstream out(unfinished);
     out << value.dump() << '\n';
     out.flush();
     if (!out) {
+      int const reason = errno;
       std::error_code ignored;
       std::filesystem::remove(unfinished, ignored);
-      throw Error(ErrorCode::argument, text("cannot write ", path.string()));
+      throw Error(ErrorCode::argument, text("cannot write ", path.string(), ": ", std::strerror(reason)));
     }
   }
   std::error_code failed;

@@ -53,8 +53,8 @@ inline nlohmann::json parse_json(std::string_view text_, std::string_view label,
     return nlohmann::json::parse(detail::without_python_numbers(text_), bounded);
   } catch (nlohmann::json::parse_error const& error) {
     throw Error(code, one_line("'", label, "' is not valid JSON at byte ", error.byte));
-  } catch (nlohmann::json::exception const&) {
-    throw Error(code, one_line("'", label, "' is not valid JSON"));
+  } catch (nlohmann::json::exception const& error) {
+    throw Error(code, one_line("'", label, "' is not valid JSON: ", moe::detail::json_reason(error.what())));
   }
 }
 
