@@ -352,11 +352,30 @@ TEST_F(EplbFiles, B20_MapsSavedOnOneRunLoadInTheNext) {
   EXPECT_EQ(moe::eplb::load_maps(path_, key, 4, 60, 64), maps);
   expect_error(ErrorCode::argument, "maps are of [4, 64], the model needs [5, 64]", [&] { moe::eplb::load_maps(path_, key, 5, 60, 64); });
   expect_error(ErrorCode::argument, "the model needs [4, 72]", [&] { moe::eplb::load_maps(path_, key, 4, 60, 72); });
-  expect_error(ErrorCode::argument, "expert 60 has no expert slot in layer 0", [&] { moe::eplb::load_maps(path_, key, 4, 61, 64); });
+  expect_error(ErrorCode::argument, "num_logical is 60, the model has 61", [&] { moe::eplb::load_maps(path_, key, 4, 61, 64); });
   expect_error(ErrorCode::argument, "no maps of model \"draft\"", [&] { moe::eplb::load_maps(path_, "draft", 4, 60, 64); });
   expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::load_maps(path_ / "absent", key, 4, 60, 64); });
   expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::read_load(path_.parent_path()); });
   expect_error(ErrorCode::argument, "cannot write", [&] { moe::eplb::save_maps(path_ / "below_a_file", {{key, maps}}); });
+  expect_error(ErrorCode::argument, ": No such file or directory",
+               [&] { moe::eplb::save_maps(directory_ / "absent" / "file.json", {{key, maps}}); });
+}
+
+TEST_F(EplbFiles, OtherFormatsAndVersionsAreRefused) {
+  auto const load_maps = [&] { moe::eplb::load_maps(path_, "a", 1, 2, 2); };
+  std::string const maps = R"("models":{"a":{"physical_to_logical":[[1,0]]}}})";
+  write("{" + maps);
+  load_maps();
+  write(R"({"format":"moe-eplb-maps","version":2,)" + maps);
+  expect_error(ErrorCode::argument, "version is 2, expected 1", load_maps);
+  write(R"({"format":"moe-eplb-load","version":1,)" + maps);
+  expect_error(ErrorCode::argument, "format is \"moe-eplb-load\", expected \"moe-eplb-maps\"", load_maps);
+  write(R"({"format":3,"models":{"a":{"load":[[1,2]]}}})");
+  expect_error(ErrorCode::argument, "format is 3, expected \"moe-eplb-load\"", [&] { moe::eplb::read_load(path_); });
+  write(R"({"models":{"a":{"num_logical":"2","physical_to_logical":[[1,0]]}}})");
+  expect_error(ErrorCode::argument, "num_logical is \"2\", the model has 2", load_maps);
+  write("[[1e400]]");
+  expect_error(ErrorCode::argument, "is not valid JSON: number overflow parsing '1e400'", [&] { moe::eplb::read_load(path_); });
 }
 
 TEST_F(EplbFiles, LoadsInEveryAcceptedForm) {

@@ -330,8 +330,9 @@ TEST(EplbErrors, StaticMapFile) {
   EXPECT_EQ(moe::eplb::load_maps(path, "main", kLayers, kExperts, kSlots), maps);
   expect_error(ErrorCode::argument, "the model needs [4, 7]", [&] { moe::eplb::load_maps(path, "main", 4, kExperts, kSlots); });
   expect_error(ErrorCode::argument, "the model needs [3, 8]", [&] { moe::eplb::load_maps(path, "main", kLayers, kExperts, 8); });
-  expect_error(ErrorCode::argument, "expert 5 has no expert slot in layer 0",
-               [&] { moe::eplb::load_maps(path, "main", kLayers, 6, kSlots); });
+  expect_error(ErrorCode::argument, "num_logical is 5, the model has 6", [&] { moe::eplb::load_maps(path, "main", kLayers, 6, kSlots); });
+  std::ofstream(path) << R"({"models":{"main":{"physical_to_logical":[[0,1,0]]}}})";
+  expect_error(ErrorCode::argument, "expert 2 has no expert slot in layer 0", [&] { moe::eplb::load_maps(path, "main", 1, 3, 3); });
   std::ofstream(path) << R"({"models":{"main":{"physical_to_logical":[[0,1,9]]}}})";
   expect_error(ErrorCode::argument, "physical id 2", [&] { moe::eplb::load_maps(path, "main", 1, 2, 3); });
 }

@@ -92,6 +92,16 @@ Table<T> table_from_json(nlohmann::json const& rows, std::string const& what) {
   return Table<T>(values);
 }
 
+/// Files of this version say what they are; hand-written ones may leave it out. E_ARG for another format or version.
+inline void check_format(nlohmann::json const& file, std::string const& what, std::string const& format) {
+  if (file.contains("format") && file["format"] != format) {
+    throw Error(ErrorCode::argument, text(what, ": format is ", file["format"].dump(), ", expected \"", format, '"'));
+  }
+  if (file.contains("version") && file["version"] != 1) {
+    throw Error(ErrorCode::argument, text(what, ": version is ", file["version"].dump(), ", expected 1"));
+  }
+}
+
 template <class T>
 nlohmann::json to_json(Table<T> const& table) {
   nlohmann::json rows = nlohmann::json::array();
@@ -117,6 +127,7 @@ inline Table<double> read_load(std::filesystem::path const& path, std::string co
   if (file.is_array()) return detail::table_from_json<double>(file, path.string());
   if (!file.is_object()) throw Error(ErrorCode::argument, text(path.string(), ": must hold an object or an array of rows"));
   if (has_models) {
+    detail::check_format(file, path.string(), "moe-eplb-load");
     nlohmann::json const& models = file["models"];
     std::string known;
     for (auto const& item : models.items()) known += (known.empty() ? "" : ", ") + item.key();
@@ -153,9 +164,13 @@ inline ExpertMaps load_maps(std::filesystem::path const& path, std::string const
   if (!file.is_object() || !file.contains("models") || !file["models"].is_object() || !file["models"].contains(key)) {
     throw Error(ErrorCode::argument, text(path.string(), ": no maps of model \"", key, "\""));
   }
+  detail::check_format(file, path.string(), "moe-eplb-maps");
   nlohmann::json const& model = file["models"][key];
   if (!model.is_object() || !model.contains("physical_to_logical")) {
     throw Error(ErrorCode::argument, text(what, ": no physical_to_logical"));
+  }
+  if (model.contains("num_logical") && model["num_logical"] != num_logical) {
+    throw Error(ErrorCode::argument, text(what, ": num_logical is ", model["num_logical"].dump(), ", the model has ", num_logical));
   }
   auto map = detail::table_from_json<std::int32_t>(model["physical_to_logical"], what);
   if (map.rows() != num_layers || map.cols() != num_physical) {
