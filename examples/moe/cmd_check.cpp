@@ -151,8 +151,8 @@ void add_check(CLI::App& app) {
   auto* check =
       app.add_subcommand("check",
                          "Check a composition: it runs in this program, is in the library, or is forbidden; prints every rule that "
-                         "it breaks, and exits with 1 if there is one; else what dispatch and combine beside the experts were measured "
-                         "to take, and which schedule is chosen");
+                         "it breaks, and exits with 1 if there is one. Of a legal one it prints what dispatch and combine beside the "
+                         "experts were measured to take, and the schedule that follows");
   auto o = std::make_shared<CheckOptions>();
   check
       ->add_option(

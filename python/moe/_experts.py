@@ -9,7 +9,7 @@ from ctypes import c_char as _one_byte
 from typing import Any, Sequence
 
 from . import _arrays
-from ._errors import ArgumentError
+from ._errors import ArgumentError, ConfigError
 from ._runner import (
     FLOAT32,
     IDS,
@@ -265,7 +265,7 @@ def experts(
         _arrays.check("w13", w13, 3)
         most = min(int(w13.shape[0]), MOST_TOPK)
         if most and not 1 <= topk <= most:
-            raise ArgumentError(f"E_ARG: topk_ids: shape is {tuple(topk_ids.shape)}, expected 1 to {most} columns")
+            raise ConfigError(f"E_CONFIG: topk_ids: shape is {tuple(topk_ids.shape)}, expected 1 to {most} columns")
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
                         quantization=quantization, dtype=dtype, weight_on_input=weight_on_input)  # fmt: skip
         entry = _Entry(arrays, key, settings)

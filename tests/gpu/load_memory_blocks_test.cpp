@@ -31,7 +31,7 @@ using Cuda = space::cuda;
 using moe_test::CheckpointWriter;
 using moe_test::TemporaryDirectory;
 
-/// 214 MB in four bits, of which ten of the driver's pieces are 10 %.
+/// 214 MB in four bits, so that ten of the driver's pieces of 2 MB are below the bound of 10 %.
 constexpr moe_test::PackedSizes kSizes{.experts = 64, .hidden = 2048, .intermediate = 1024};
 constexpr std::int64_t kTokens = 8;
 constexpr std::int64_t kMostWorkspace = 50'000'000;  // 32 MiB of partial sums, and cuBLASLt's; a second copy of experts is 200 MB more

@@ -121,27 +121,32 @@ def other_times(choices: str, table: str, names: dict[str, str]) -> list[str]:
 
 def other_schedules(header: str, log: str) -> list[str]:
     """Rows of kScheduleTimes (layer/schedule_choice.hpp) whose ratios, or quotients of microseconds, are none of the log's: in its tables
-    with a column for each number of tokens and in those with a row for each, and in the text on turns of bf16."""
-    measured = set()  # (scheme, layer, tokens, dispatch, combine, both)
+    with a column for each number of tokens, of ratios or of microseconds (low_latency), in those with a row for each, and in the text on
+    turns of bf16."""
+    window, measured = "high_throughput", set()  # (backend, scheme, layer, tokens, dispatch, combine, both)
     list_of = r"\s([\d,\sand]+)"
     turns = re.search(rf"bf16,\s[^:]*µs, in turns,{list_of}tokens a rank: plain{list_of};.*?16 blocks{list_of}\.", log, re.S)
-    for tokens, plain, overlapped in zip(*(re.findall(r"\d+", numbers) for numbers in turns.groups() if turns)):
-        measured.add(("bf16", "Flash", tokens, f"{overlapped}.0 / {plain}.0", "", ""))
+    for tokens, plain, overlapped in zip(*(re.findall(r"\d+", numbers) for numbers in (turns.groups() if turns else ()))):
+        measured.add((window, "bf16", "Flash", tokens, f"{overlapped}.0 / {plain}.0", "", ""))
     for table in re.findall(r"(?:^ *\|.*\n)+", log, re.M):
         head, _, *rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
         for row in rows:
             if head[0] == "tokens a rank" and head[1].isdigit():
                 layer, _, scheme = row[0].partition(", ")
-                for tokens, pair in zip(head[1:], (cell.split(", ") for cell in row[1:])):
-                    measured |= {(scheme, layer, tokens, ratio, "", "") for ratio in (pair[0], f"{pair[-1]} / {pair[0]}")}
+                for tokens, (first, *_, last) in zip(head[1:], (cell.split(", ") for cell in row[1:])):
+                    found = (window, first) if float(first) < 10 else ("low_latency", f"{last} / {first}")
+                    measured.add((found[0], scheme, layer, tokens, found[1], "", ""))
             elif head[0] == "tokens a rank":
-                measured |= {(name, "Flash", row[0], *row[at + 1:at + 4]) for at, name in enumerate(head) if name in ("fp8", "bf16")}
-    problems, rows = [], re.findall(r'\{"\w+", "\w+", "(\w+)", "(\w+)", \d+, (\d+), ([^,]+), ([^,]+), ([^,]+), detail::', header)
-    for scheme, *row in rows:
-        seen = ({"fp8_block128": "fp8", "none": "bf16"}[scheme], *(value.replace("kNotMeasured", "") for value in row))
+                measured |= {(window, name, "Flash", row[0], *row[at + 1:at + 4]) for at, name in enumerate(head)
+                             if name in ("fp8", "bf16")}
+    rows = re.findall(r'\{"(\w+)", "\w+", "(\w+)", "(\w+)", \d+, (\d+), ([^,]+), ([^,]+), ([^,]+), detail::\w+\}', header)
+    written = len(re.findall(r"detail::k\w+\}", header))
+    problems = [] if written == len(rows) > 0 else [f"{len(rows)} of {written} rows are read"]
+    for backend, scheme, *row in rows:
+        seen = (backend, {"fp8_block128": "fp8", "none": "bf16"}[scheme], *(value.replace("kNotMeasured", "") for value in row))
         if seen not in measured:
             problems.append(f"the log has no {', '.join(filter(None, seen))}")
-    return problems if rows else ["no row is found"]
+    return problems
 
 
 def unknown_names(text: str, words: set[str], sources: list[str]) -> list[str]:
@@ -188,11 +193,14 @@ def check_form() -> list[str]:
            "with 16 blocks 466 and 535.\n\n  | tokens a rank | 8 |\n  |--|--|\n  | Pro, fp8 | 180.2, 183.1 |\n\n"
            "  | tokens a rank | fp8 | | | |\n  |--|--|--|--|--|\n  | 1024 | 505 | 1.04 | 1.15 | 1.19 |\n")
     lacks = ", kNotMeasured, kNotMeasured"
-    seen = [bool(other_schedules('{"a", "b", ' + row + ", detail::kSource},", log)) for row in (
-        '"none", "Flash", 2, 512, 535.0 / 510.0' + lacks, '"fp8_block128", "Pro", 2, 8, 183.1 / 180.2' + lacks,
-        '"fp8_block128", "Flash", 2, 1024, 1.04, 1.15, 1.19', '"none", "Flash", 2, 1024, 1.04, 1.15, 1.19',
-        '"fp8_block128", "Flash", 2, 1024, 1.04, 1.51, 1.19', '"none", "Flash", 2, 256, 535.0 / 510.0' + lacks)]
-    if seen != [False, False, False, True, True, True]:
+    high, low = '{"high_throughput", "b", ', '{"low_latency", "b", '
+    seen = [bool(other_schedules(row + ", detail::kSource},", text)) for row, text in (
+        (high + '"none", "Flash", 2, 512, 535.0 / 510.0' + lacks, log), (low + '"fp8_block128", "Pro", 2, 8, 183.1 / 180.2' + lacks, log),
+        (high + '"fp8_block128", "Flash", 2, 1024, 1.04, 1.15, 1.19', log), (high + '"none", "Flash", 2, 1024, 1.04, 1.15, 1.19', log),
+        (high + '"fp8_block128", "Flash", 2, 1024, 1.04, 1.51, 1.19', log), (high + '"none", "Flash", 2, 256, 535.0 / 510.0' + lacks, log),
+        (high + '"fp8_block128", "Pro", 2, 8, 183.1 / 180.2' + lacks, log), (high + '"none", "Flash", 2, 512, 535.0 / 510.0, moe', log),
+        (high + '"none", "Flash", 2, 512, 535.0 / 510.0' + lacks, log.replace("in turns", "in one run")))]
+    if seen != [False] * 3 + [True] * 6:
         problems.append(f"check_docs.py: other_schedules() gets its examples wrong: {seen}")
     seen = [unknown_names(text, {"call"}, ["/include/moe/a/b.hpp"]) for text in (
         "// a/b.hpp, call() and cudaFree()", "int gone();  // ../c.hpp, X.hpp, a/X.hpp", "// gone(), moe/a/b.hpp", "/// a/c.cuh")]

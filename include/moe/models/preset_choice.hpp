@@ -18,7 +18,7 @@ namespace moe::models {
 /// What a layer is called for: few tokens, one of each sequence, or whole prompts.
 enum class Phase : std::uint8_t { prefill, decode };
 
-/// The tokens a rank for which a preset's schedule is chosen: those up to which docs/choose.md takes low_latency, and more.
+/// The tokens a rank for which a preset's schedule is chosen: decode where docs/choose.md takes low_latency, prefill where it does not.
 constexpr TokenRange tokens_of(Phase phase) { return phase == Phase::decode ? TokenRange{8, 256} : TokenRange{512, 8192}; }
 
 /// Names of backends, the preferred one first.
