@@ -27,9 +27,6 @@ macro(_moe_preset_lists)
   # asserts it.
   set(MOE_PRESET_fp8_block128 DeepSeek_V3 Kimi_K2 MiniMax_M2)
   set(MOE_PRESET_mxfp4_w4a16 DeepSeek_V4_Flash DeepSeek_V4_Pro GptOss_20B GptOss_120B Kimi_K3)
-  # Quantisations whose layers over high_throughput run the combine beside the experts, for which their libraries need the kernels with
-  # blocks of columns. layer/schedule_choice.hpp decides it, and the generated code compares.
-  set(MOE_PRESET_OVERLAPS_COMBINE)
 endmacro()
 
 # _moe_preset_backend(type headers kernels space backend): what a program writes for a backend, the headers that declare its exchange, and
@@ -357,11 +354,6 @@ function(moe_add_preset_library name model space quantizations backends phases u
     _moe_preset_quantization(type header kernels ${quantization})
     list(APPEND headers ${header})
     list(APPEND hopper ${kernels})
-    if("high_throughput" IN_LIST backends AND quantization IN_LIST MOE_PRESET_OVERLAPS_COMBINE)
-      list(GET kernels 0 columns)
-      string(REPLACE " " "_columns " columns "${columns}")
-      list(APPEND hopper "${columns}")
-    endif()
   endforeach()
   list(REMOVE_DUPLICATES headers)
   list(REMOVE_DUPLICATES hopper)
@@ -391,14 +383,6 @@ function(moe_add_preset_library name model space quantizations backends phases u
         string(APPEND names "using ${phase} = ${runner};\n")
       endforeach()
       string(APPEND names "}  // namespace ${backend}::${quantization}\n")
-      if(space STREQUAL "cuda" AND backend STREQUAL "high_throughput")
-        set(overlaps false)
-        if(quantization IN_LIST MOE_PRESET_OVERLAPS_COMBINE)
-          set(overlaps true)
-        endif()
-        string(APPEND names "static_assert(moe::models::kPresetSchedule<${model}, ${quant_type}, ${backend_type}>.combine == ${overlaps},
-              \"moe: cmake/MoePresetLibrary.cmake and layer/schedule_choice.hpp state different schedules\");\n")
-      endif()
       if(kernels)
         _moe_preset_exchange(exchange ${model} ${quant_type} ${backend_type} ${backend})
         string(APPEND exchanges "${exchange}")

@@ -4,24 +4,13 @@
 // expect: the configuration asks for experts and combine in one schedule, which this exchange or these experts cannot run
 // prints: HighThroughputExchange
 // prints: Kernel
+#include "../declared_window.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
-#include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
-struct Window {
-  using Space = moe::space::cuda;
-  using Comm = moe::comm::Self<Space>;
-  struct Params {};
-  Window(Comm&, std::int64_t, Params const&);
-  int rank() const;
-  int size() const;
-  void* peer(int, std::int64_t) const;
-  std::int64_t bytes() const;
-  moe::comm::WindowView const& view() const;
-};
 struct Config : moe::LayerDefaults {
   using Act = moe::bf16;
   using Weight = moe::bf16;
@@ -31,6 +20,6 @@ struct Config : moe::LayerDefaults {
 #endif
 };
 using Layer = moe::ModularKernel<Config, moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>, moe::quantization::Fp8Block<>,
-                                 moe::backends::HighThroughput<Window>, moe::experts::CudaReference>;
+                                 moe::backends::HighThroughput<moe_test::DeclaredWindow>, moe::experts::CudaReference>;
 
 static_assert(sizeof(Layer) > 0);

@@ -4,25 +4,14 @@
 // expect: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run
 // prints: LowLatencyExchange
 // prints: Kernel
+#include "../declared_window.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
-#include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
-struct Window {
-  using Space = moe::space::cuda;
-  using Comm = moe::comm::Self<Space>;
-  struct Params {};
-  Window(Comm&, std::int64_t, Params const&);
-  int rank() const;
-  int size() const;
-  void* peer(int, std::int64_t) const;
-  std::int64_t bytes() const;
-  moe::comm::WindowView const& view() const;
-};
 struct Config : moe::LayerDefaults {
   using Act = moe::bf16;
   using Weight = moe::bf16;
@@ -35,6 +24,6 @@ using Experts = moe::experts::HopperMasked;
 using Experts = moe::experts::CudaReference;
 #endif
 using Layer = moe::ModularKernel<Config, moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>, moe::quantization::Fp8Block<>,
-                                 moe::backends::LowLatency<Window>, Experts>;
+                                 moe::backends::LowLatency<moe_test::DeclaredWindow>, Experts>;
 
 static_assert(sizeof(Layer) > 0);

@@ -10,8 +10,7 @@
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
-#include "tests/gpu/shared_gpu.cuh"
-#include "tests/multigpu/exchange_harness.cuh"
+#include "tests/gpu/simulated_high_throughput.cuh"
 
 namespace {
 
@@ -19,7 +18,6 @@ using namespace moe_test;
 using moe::ErrorCode;
 using moe::detail::HighThroughputCalls;
 using moe::detail::HighThroughputShape;
-using moe::quantization::ScaleFloor;
 
 constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
 
@@ -47,37 +45,14 @@ struct Way {
 
 /// The kernels of all ranks. `programmatic`: a rank's combine begins while its experts run; with few blocks, so that all kernels of all
 /// ranks have a multiprocessor at once.
-class CompletionsRun {
+class CompletionsRun : public SimulatedHighThroughput {
  public:
-  explicit CompletionsRun(Case const& c, bool programmatic = false, std::uint64_t timeout = kTimeout) : case_(c) {
-    shape_.ranks = c.ranks;
-    shape_.max_tokens = c.max_tokens;
-    shape_.hidden = c.hidden;
-    shape_.topk = c.topk;
-    shape_.num_experts = c.experts;
-    shape_.fp8 = c.fp8;
-    shape_.lists = false;
-    shape_.blocks = programmatic ? 3 : 10;
-    shape_.column_blocks = c.column_blocks;
-    shape_.arriving = c.arriving;
-    group_ = std::make_unique<RankGroup>(c.ranks, true, HighThroughputCalls::window_bytes(shape_), timeout);
-    for (int r = 0; r < c.ranks; ++r) {
-      calls_.emplace_back(group_->view(r), shape_, programmatic);
-      finished_.emplace_back(std::size_t{moe::comm::kMaxColumnBlocks}, 0);
-    }
-  }
-  void bring(unsigned seed) {
-    tokens_.clear();
-    buffers_.clear();
-    for (int r = 0; r < case_.ranks; ++r) {
-      tokens_.push_back(
-          make_tokens(r, tokens_of(case_.max_tokens, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
-      buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), 0));
-    }
-    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  explicit CompletionsRun(Case const& c, bool programmatic = false, std::uint64_t timeout = kTimeout)
+      : SimulatedHighThroughput(shape_of(c, programmatic), c.routing, timeout, programmatic) {
+    for (int r = 0; r < c.ranks; ++r) finished_.emplace_back(std::size_t{moe::comm::kMaxColumnBlocks}, 0);
   }
   void round(int parity, unsigned delays = 0) {
-    for (int r = 0; r < case_.ranks; ++r) enqueue(r, parity, {.delays = delays});
+    for (int r = 0; r < shape_.ranks; ++r) enqueue(r, parity, {.delays = delays});
   }
   void enqueue(int r, int parity, Way const& way = {}) {
     dispatch(r, parity, way);
@@ -98,7 +73,7 @@ class CompletionsRun {
                           .late_ns = way.late_ns,
                           .watched = way.watched,
                           .seen = way.seen};
-    auto const y = moe::make_rows(c.outputs(parity), shape_.rows(), case_.hidden);
+    auto const y = moe::make_rows(c.outputs(parity), shape_.rows(), shape_.hidden);
     auto const run = [&](auto const& tokens) {
       if (shape_.column_blocks == 0) {
         run_identity(tokens, y, group_->stream(r));
@@ -106,7 +81,7 @@ class CompletionsRun {
         run_telling(tokens, y, telling, group_->stream(r));
       }
     };
-    if (case_.fp8) {
+    if (shape_.fp8) {
       run(received<std::uint8_t>(r, parity, way.routing_parity));
     } else {
       run(received<moe::bf16>(r, parity, way.routing_parity));
@@ -115,20 +90,10 @@ class CompletionsRun {
   void combine(int r, int parity, Way const& way = {}) {
     auto& b = buffer(r);
     if (way.round == Round::completing) {
-      calls(r).combine_completing(b.in, as_bf16(b.out), case_.hidden, parity, group_->stream(r), way.routing_parity);
+      calls(r).combine_completing(b.in, as_bf16(b.out), shape_.hidden, parity, group_->stream(r), way.routing_parity);
     } else {
       random_delay(way.delays, r, 3, group_->stream(r));
-      calls(r).combine(b.in, as_bf16(b.out), case_.hidden, parity, group_->stream(r), way.routing_parity);
-    }
-  }
-  void expect_good(int parity, int routing_parity = -1) {
-    group_->synchronize_and_check();
-    for (int r = 0; r < case_.ranks; ++r) {
-      auto const i = static_cast<std::size_t>(r);
-      EXPECT_EQ(check_high_throughput_rows(calls_[i], tokens_, r, parity, routing_parity >= 0 ? routing_parity : parity, 1), "");
-      EXPECT_EQ(check_outputs<ScaleFloor::amax_1e10>(tokens_[i], buffers_[i], r, case_.hidden, case_.topk, shape_.local_experts(),
-                                                     case_.ranks, case_.fp8, true, 1),
-                "");
+      calls(r).combine(b.in, as_bf16(b.out), shape_.hidden, parity, group_->stream(r), way.routing_parity);
     }
   }
   /// The words in which rank r sees what is complete: [column block][rank].
@@ -141,35 +106,33 @@ class CompletionsRun {
     for (auto& b : buffers_) b.out = DeviceArray<std::uint16_t>(b.x.host().size());
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  RankGroup& group() { return *group_; }
-  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
   RankTokens const& brought(int r) const { return tokens_[static_cast<std::size_t>(r)]; }
-  HighThroughputCalls& calls(int r) { return calls_[static_cast<std::size_t>(r)]; }
-  HighThroughputShape const& shape() const { return shape_; }
 
  private:
+  static Shape shape_of(Case const& c, bool programmatic) {
+    Shape shape = high_throughput_shape(c);
+    shape.lists = false;
+    shape.blocks = programmatic ? 3 : 10;
+    shape.column_blocks = c.column_blocks;
+    shape.arriving = c.arriving;
+    return shape;
+  }
   template <class Payload>
   moe::StandardTokens<Payload, float> received(int r, int parity, int routing_parity) {
     auto const& c = calls(r);
     auto const& at = c.layout();
     auto const records = c.own<std::int32_t>(at.records[parity]);
-    int const groups = case_.fp8 ? shape_.groups() : 0;
+    int const groups = shape_.fp8 ? shape_.groups() : 0;
     std::int64_t const n = shape_.rows();
     return {
-        moe::make_rows(static_cast<Payload const*>(c.own<Payload>(at.rows[parity])), n, case_.hidden),
+        moe::make_rows(static_cast<Payload const*>(c.own<Payload>(at.rows[parity])), n, shape_.hidden),
         moe::make_strided_rows(static_cast<float const*>(c.own<float>(at.scales[parity])), n, groups, groups == 0 ? 0 : at.scale_stride),
-        moe::make_strided_rows(static_cast<std::int32_t const*>(records), n, case_.topk, at.record_words),
-        moe::make_strided_rows(reinterpret_cast<float const*>(records + case_.topk), n, case_.topk, at.record_words),
+        moe::make_strided_rows(static_cast<std::int32_t const*>(records), n, shape_.topk, at.record_words),
+        moe::make_strided_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words),
         c.own<std::int32_t>(at.summary[routing_parity >= 0 ? routing_parity : parity])};
   }
 
-  Case case_;
-  HighThroughputShape shape_;
-  std::unique_ptr<RankGroup> group_;
-  std::vector<HighThroughputCalls> calls_;
   std::vector<DeviceArray<unsigned>> finished_;
-  std::vector<RankTokens> tokens_;
-  std::vector<RankBuffers> buffers_;
 };
 
 std::string describe(Case const& c) {

@@ -3,14 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "moe/backends/window/device/low_latency/fixed.cuh"
-#include "tests/gpu/shared_gpu.cuh"
-#include "tests/multigpu/exchange_harness.cuh"
+#include "tests/gpu/simulated_high_throughput.cuh"
 
 namespace {
 
 using namespace moe_test;
-using moe::detail::HighThroughputCalls;
-using moe::detail::HighThroughputShape;
 using moe::detail::LowLatencyCalls;
 using moe::detail::LowLatencyShape;
 using moe::quantization::ScaleFloor;
@@ -312,38 +309,14 @@ TEST(LowLatency, T23_SameBitsEveryTime) {
   expect_same_bits(run, [&](int parity, unsigned delays) { run.round(parity, delays); });
 }
 
-class HighThroughputRun {
+class HighThroughputRun : public SimulatedHighThroughput {
  public:
   HighThroughputRun(Case const& c, int alignment, int parities, int capacity = 0, bool lists = true, std::uint64_t timeout = kTimeout)
-      : case_(c) {
-    shape_.ranks = c.ranks;
-    shape_.max_tokens = c.max_tokens;
-    shape_.hidden = c.hidden;
-    shape_.topk = c.topk;
-    shape_.num_experts = c.experts;
-    shape_.fp8 = c.fp8;
-    shape_.lists = lists;
-    shape_.alignment = alignment;
-    shape_.capacity = capacity;
-    shape_.blocks = kBlocks;
-    shape_.parities = parities;
-    group_ = std::make_unique<RankGroup>(c.ranks, true, HighThroughputCalls::window_bytes(shape_), timeout);
-    for (int r = 0; r < c.ranks; ++r) {
-      calls_.emplace_back(group_->view(r), shape_, false);
-    }
-  }
-  void bring(unsigned seed) {
-    tokens_.clear();
-    buffers_.clear();
-    for (int r = 0; r < case_.ranks; ++r) {
-      tokens_.push_back(
-          make_tokens(r, tokens_of(case_.max_tokens, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
-      buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), static_cast<std::size_t>(shape_.list_size())));
-    }
-    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      : SimulatedHighThroughput(shape_of(c, alignment, parities, capacity, lists), c.routing, timeout, false) {
+    y_rows_ = static_cast<std::size_t>(shape_.list_size());
   }
   void round(int parity, int routing_parity = -1, unsigned delays = 0) {
-    for (int r = 0; r < case_.ranks; ++r) {
+    for (int r = 0; r < shape_.ranks; ++r) {
       enqueue(r, parity, routing_parity, delays);
     }
   }
@@ -358,32 +331,22 @@ class HighThroughputRun {
     pause(2);
     identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
                                       c.layout().scale_stride, c.own<std::int32_t>(c.layout().list[parity]),
-                                      c.own<std::int32_t>(c.layout().summary[routing]), case_.hidden, case_.fp8, as_bf16(b.y));
+                                      c.own<std::int32_t>(c.layout().summary[routing]), shape_.hidden, shape_.fp8, as_bf16(b.y));
     c.reduce(as_bf16(b.y), parity, 4, s, routing_parity);
     pause(3);
-    c.combine(b.in, as_bf16(b.out), case_.hidden, parity, s, routing_parity);
+    c.combine(b.in, as_bf16(b.out), shape_.hidden, parity, s, routing_parity);
   }
-  void expect_good(int parity, int routing_parity = -1) {
-    group_->synchronize_and_check();
-    for (int r = 0; r < case_.ranks; ++r) {
-      auto const i = static_cast<std::size_t>(r);
-      EXPECT_EQ(check_high_throughput_rows(calls_[i], tokens_, r, parity, routing_parity >= 0 ? routing_parity : parity, 1), "");
-      EXPECT_EQ(check_outputs<ScaleFloor::amax_1e10>(tokens_[i], buffers_[i], r, case_.hidden, case_.topk, shape_.local_experts(),
-                                                     case_.ranks, case_.fp8, true, 1),
-                "");
-    }
-  }
-  RankGroup& group() { return *group_; }
-  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
-  HighThroughputCalls& calls(int r) { return calls_[static_cast<std::size_t>(r)]; }
 
  private:
-  Case case_;
-  HighThroughputShape shape_;
-  std::unique_ptr<RankGroup> group_;
-  std::vector<HighThroughputCalls> calls_;
-  std::vector<RankTokens> tokens_;
-  std::vector<RankBuffers> buffers_;
+  static Shape shape_of(Case const& c, int alignment, int parities, int capacity, bool lists) {
+    Shape shape = high_throughput_shape(c);
+    shape.lists = lists;
+    shape.alignment = alignment;
+    shape.capacity = capacity;
+    shape.blocks = kBlocks;
+    shape.parities = parities;
+    return shape;
+  }
 };
 
 TEST(HighThroughput, T1_T2_T3_T5_T14_T16_RowsListsAndOutputs) {

@@ -62,46 +62,9 @@ TYPED_TEST(LayerArrivals, FollowsAGraph) {
   }
 }
 
-/// One expert takes all rows; the capacity of its rank holds them exactly, and then not.
-TYPED_TEST(LayerArrivals, FillsAndOverflowsTheCapacity) {
-  constexpr int kRows = 64;
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  Subject<TypeParam> s({.max_tokens = kRows + 1, .capacity = kRows * size});
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    s.bring_all(seed, Pattern::one_expert, kRows);
-    s.forward_plain();
-    s.forward_fused();
-    ASSERT_EQ(s.difference(), "") << "full, seed " << seed;
-    ASSERT_EQ(s.fused_error(), "");
-    s.bring_all(seed, Pattern::one_expert, kRows + 1);
-    s.forward_plain();
-    s.forward_fused();
-    ASSERT_EQ(s.difference(), "") << "over, seed " << seed;
-    EXPECT_NE(s.fused_error().find("E_CAPACITY"), std::string::npos);
-    EXPECT_NE(s.plain_error().find("E_CAPACITY"), std::string::npos);
-  }
-}
+TYPED_TEST(LayerArrivals, FillsAndOverflowsTheCapacity) { fill_and_overflow_the_capacity<Subject<TypeParam>>(); }
 
-TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) {
-  Subject<TypeParam> s;
-  if (s.size() == 1) GTEST_SKIP() << "one rank has no peers";
-  for (unsigned seed = 0; seed < 3; ++seed) {
-    s.bring_all(seed, Pattern::uniform, 100);
-    if (s.rank() == s.size() - 1) {
-      s.fused().abandon(s.stream());
-      s.fused_error();
-    } else {
-      s.forward_fused();
-      EXPECT_NE(s.fused_error().find(text("rank ", s.size() - 1)), std::string::npos);
-    }
-    s.bring_all(seed + 10, Pattern::uniform, 100);
-    s.forward_plain();
-    s.forward_fused();
-    ASSERT_EQ(s.difference(), "");
-    ASSERT_EQ(s.fused_error(), "");
-  }
-}
+TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) { end_a_round_that_a_rank_abandons<Subject<TypeParam>>(); }
 
 /// Last: they end their groups.
 TEST(LayerArrivalsEnd, NamesARankThatStaysAway) { name_a_rank_that_stays_away<InBf16>(); }

@@ -13,10 +13,10 @@
 #include <string_view>
 #include <type_traits>
 
+#include "../declared_window.hpp"
 #include "../expect_error.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
-#include "moe/comm/self.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
@@ -66,25 +66,14 @@ constexpr bool never_slower(std::span<ScheduleTimes const> times) {
 }
 static_assert(never_slower(kScheduleTimes));
 
-struct Window {
-  using Space = moe::space::cuda;
-  using Comm = moe::comm::Self<Space>;
-  struct Params {};
-  Window(Comm&, std::int64_t, Params const&);
-  int rank() const;
-  int size() const;
-  void* peer(int, std::int64_t) const;
-  std::int64_t bytes() const;
-  moe::comm::WindowView const& view() const;
-};
 struct Config : moe::LayerDefaults {
   using Act = moe::bf16;
   using Weight = moe::bf16;
   using Activation = moe::activation::Silu;
 };
 using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
-using Decode = moe::backends::LowLatency<Window>;
-using Prefill = moe::backends::HighThroughput<Window>;
+using Decode = moe::backends::LowLatency<moe_test::DeclaredWindow>;
+using Prefill = moe::backends::HighThroughput<moe_test::DeclaredWindow>;
 using Masked = moe::experts::HopperMasked;
 using Contiguous = moe::experts::HopperContiguous;
 using Fp8 = moe::quantization::Fp8Block<>;

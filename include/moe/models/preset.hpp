@@ -51,12 +51,19 @@ constexpr Phase phase_of() {
   return rank_of(Choice::kDecode, Backend::kName) < rank_of(Choice::kPrefill, Backend::kName) ? Phase::decode : Phase::prefill;
 }
 
+template <class Model, class Quant, class Backend>
+constexpr LayerSchedule preset_schedule() {
+  constexpr LayerSchedule kSchedule =
+      measured_schedule<Backend, PresetExperts<Quant, Backend>, Quant>(tokens_of(phase_of<Model, Backend>()));
+  static_assert(!kSchedule.combine, "moe: libraries of models have no kernels with blocks of columns (cmake/MoePresetLibrary.cmake)");
+  return kSchedule;
+}
+
 }  // namespace detail
 
 /// The schedule that was the fastest for the tokens of the phase that prefers the backend: a library has one layer of a backend for both.
 template <class Model, class Quant, class Backend>
-inline constexpr LayerSchedule kPresetSchedule =
-    measured_schedule<Backend, PresetExperts<Quant, Backend>, Quant>(tokens_of(detail::phase_of<Model, Backend>()));
+inline constexpr LayerSchedule kPresetSchedule = detail::preset_schedule<Model, Quant, Backend>();
 
 /// PresetConfig in that schedule: PresetConfig itself where the schedule is the plain one.
 template <class Model, class Quant, class Backend>
