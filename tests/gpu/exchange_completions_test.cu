@@ -202,9 +202,9 @@ TEST(Completions, TheCombineRunsBesideTheExperts) {
   }
 }
 
-/// Every rank chooses for itself in every round; MOE_COMPLETION_ROUNDS asks for more of them.
+/// Every rank chooses for itself in every round; MOE_FUSED_ROUNDS asks for more of them.
 TEST(Completions, T7_RoundsOfBothKindsWithRandomDelays) {
-  char const* const wanted = std::getenv("MOE_COMPLETION_ROUNDS");
+  char const* const wanted = std::getenv("MOE_FUSED_ROUNDS");
   int const rounds = wanted == nullptr ? 200 : std::atoi(wanted);
   for (bool programmatic : {false, true}) {
     for (bool arriving : {false, true}) {

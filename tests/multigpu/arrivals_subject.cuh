@@ -7,9 +7,11 @@
 #include <mpi.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <random>
+#include <span>
 
 #include "bench/random_experts.cuh"
 #include "moe/activation/activation.hpp"
@@ -59,6 +61,10 @@ struct Pair {
 
 /// repeats: some tokens choose an expert twice.
 enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none, repeats };
+inline constexpr Pattern kPatterns[] = {Pattern::uniform,   Pattern::gaps, Pattern::one_expert, Pattern::own_rank,
+                                        Pattern::next_rank, Pattern::none, Pattern::repeats};
+/// high_throughput refuses an expert twice in a row.
+inline constexpr std::span<Pattern const, 6> kPatternsWithoutRepeats = std::span(kPatterns).first<6>();
 
 /// What differs between subjects. Rows expected of an expert decide the tiles; 0: those of a full batch, in fp8 128 rows.
 struct Sizes {
@@ -99,8 +105,13 @@ class Subject {
   /// Brings rows of this rank; the same seed on all ranks.
   void bring(unsigned seed, Pattern pattern, int most) {
     std::mt19937 random(seed * 64 + static_cast<unsigned>(comm_.rank()));
-    tokens_ = most == 0 || random() % 7 == 0 ? 0 : static_cast<int>(random() % static_cast<unsigned>(most)) + 1;
-    bring_rows(tokens_, random, pattern);
+    bring_rows(random_tokens(random, most), random, pattern);
+  }
+  /// Brings another number of the rows that are there, for other experts.
+  void bring_ids(unsigned seed, Pattern pattern, int most) {
+    std::mt19937 random(seed * 64 + static_cast<unsigned>(comm_.rank()));
+    tokens_ = random_tokens(random, most);
+    bring_slots(random, pattern);
   }
   void bring_all(unsigned seed, Pattern pattern, int tokens) {
     std::mt19937 random(seed * 64 + static_cast<unsigned>(comm_.rank()));
@@ -192,14 +203,22 @@ class Subject {
     layer.emplace(comm_, experts_.template view<Config>(), p);
   }
   std::size_t elements() const { return std::size_t{kMaxTokens} * static_cast<std::size_t>(sizes_.hidden); }
+  static int random_tokens(std::mt19937& random, int most) {
+    return most == 0 || random() % 7 == 0 ? 0 : static_cast<int>(random() % static_cast<unsigned>(most)) + 1;
+  }
   void bring_rows(int tokens, std::mt19937& random, Pattern pattern) {
     tokens_ = tokens;
-    int const experts = kLocal * comm_.size();
     std::normal_distribution<float> normal;
     std::vector<bf16> x(elements());
     std::vector<float> some(4096);
     for (float& v : some) v = normal(random);
     for (bf16& v : x) v = from_float<bf16>(some[random() % some.size()]);
+    stream_.synchronize();
+    x_.upload(x);
+    bring_slots(random, pattern);
+  }
+  void bring_slots(std::mt19937& random, Pattern pattern) {
+    int const experts = kLocal * comm_.size();
     std::vector<std::int32_t> ids;
     std::vector<float> weights;
     for (int t = 0; t < kMaxTokens; ++t) {
@@ -220,7 +239,6 @@ class Subject {
       }
     }
     stream_.synchronize();
-    x_.upload(x);
     ids_.upload(ids);
     weights_.upload(weights);
     check_cuda(cudaDeviceSynchronize(), "upload");
@@ -262,6 +280,24 @@ void fill_and_overflow_the_capacity() {
   }
 }
 
+/// One token, room for one row: it fits from one rank, and is refused from two, or with a second expert.
+template <class S>
+void hold_one_row_in_room_for_one() {
+  S s({.max_tokens = 1, .capacity = 1, .column_blocks = 1});
+  for (unsigned seed = 0; seed < 6; ++seed) {
+    s.bring_all(seed, Pattern::one_expert, s.rank() == static_cast<int>(seed) % s.size() ? 1 : 0);
+    s.forward_plain();
+    s.forward_fused();
+    ASSERT_EQ(s.difference() + s.plain_error() + s.fused_error(), "") << "one row, seed " << seed;
+    s.bring_all(seed, seed % 2 == 0 && s.size() > 1 ? Pattern::one_expert : Pattern::own_rank, 1);
+    s.forward_plain();
+    s.forward_fused();
+    ASSERT_EQ(s.difference(), "") << "over, seed " << seed;
+    EXPECT_NE(s.fused_error().find("E_CAPACITY"), std::string::npos);
+    EXPECT_NE(s.plain_error().find("E_CAPACITY"), std::string::npos);
+  }
+}
+
 template <class S>
 void end_a_round_that_a_rank_abandons() {
   S s;
@@ -281,6 +317,28 @@ void end_a_round_that_a_rank_abandons() {
     ASSERT_EQ(s.difference(), "");
     ASSERT_EQ(s.fused_error(), "");
   }
+}
+
+/// Rounds with new experts and numbers of tokens, up to four of them on end before a comparison. MOE_FUSED_ROUNDS asks for more than 200.
+template <class S>
+void give_the_same_bits_in_random_rounds(std::span<Pattern const> patterns) {
+  char const* const wanted = std::getenv("MOE_FUSED_ROUNDS");
+  int const rounds = wanted == nullptr ? 200 : std::atoi(wanted);
+  constexpr int kMost = 200, kRowsFor = 64;
+  S s({.max_tokens = kMost});
+  unsigned seed = 0;
+  for (int done = 0; done < rounds; ++seed) {
+    Pattern const pattern = patterns[seed % patterns.size()];
+    if (seed % kRowsFor == 0) {
+      s.bring(seed, pattern, kMost);
+    } else {
+      s.bring_ids(seed, pattern, kMost);
+    }
+    for (unsigned i = 0; i <= seed / 7 % 4; ++i, ++done) s.forward_fused();
+    s.forward_plain();
+    ASSERT_EQ(s.difference() + s.plain_error() + s.fused_error(), "") << "round " << done << ", seed " << seed;
+  }
+  EXPECT_GT(s.norm(), 0.0);
 }
 
 /// Ends the group.

@@ -25,17 +25,19 @@ TYPED_TEST_SUITE(LayerArrivals, Pairs);
 template <class P>
 void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
   Subject<P> s(sizes);
-  constexpr Pattern kPatterns[] = {Pattern::uniform,  Pattern::gaps,      Pattern::one_expert,
-                                   Pattern::own_rank, Pattern::next_rank, Pattern::none};
   constexpr int kMost[] = {kMaxTokens, 1, 40, 0, 200};
   for (unsigned round = 0; round < rounds; ++round) {
-    ASSERT_EQ(s.round(round, kPatterns[round % 6], kMost[round % 5]), "")
+    ASSERT_EQ(s.round(round, kPatternsWithoutRepeats[round % 6], kMost[round % 5]), "")
         << "round " << round << ", hidden " << sizes.hidden << ", expected rows " << sizes.expected_rows;
   }
   EXPECT_GT(s.norm(), 0.0);
 }
 
 TYPED_TEST(LayerArrivals, GivesTheBitsOfTheUnfusedLayer) { give_the_bits_of_the_unfused_layer<TypeParam>({}, 60); }
+
+TYPED_TEST(LayerArrivals, GivesTheSameBitsInRandomRounds) {
+  give_the_same_bits_in_random_rounds<Subject<TypeParam>>(kPatternsWithoutRepeats);
+}
 
 /// Tiles whose rows the products gather. 9 groups of 128: the copy engine cannot store their scales; 1104 columns: the last group is short.
 TYPED_TEST(LayerArrivals, HoldsForOtherTilesAndWidths) {
@@ -63,6 +65,8 @@ TYPED_TEST(LayerArrivals, FollowsAGraph) {
 }
 
 TYPED_TEST(LayerArrivals, FillsAndOverflowsTheCapacity) { fill_and_overflow_the_capacity<Subject<TypeParam>>(); }
+
+TYPED_TEST(LayerArrivals, HoldsOneRowInRoomForOne) { hold_one_row_in_room_for_one<Subject<TypeParam>>(); }
 
 TYPED_TEST(LayerArrivals, EndsARoundThatARankAbandons) { end_a_round_that_a_rank_abandons<Subject<TypeParam>>(); }
 

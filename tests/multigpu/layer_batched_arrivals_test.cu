@@ -22,9 +22,6 @@ struct LayerBatchedArrivals : testing::Test {};
 using Pairs = testing::Types<InBf16, InFp8>;
 TYPED_TEST_SUITE(LayerBatchedArrivals, Pairs);
 
-constexpr Pattern kPatterns[] = {Pattern::uniform,   Pattern::gaps, Pattern::one_expert, Pattern::own_rank,
-                                 Pattern::next_rank, Pattern::none, Pattern::repeats};
-
 template <class P>
 void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
   Subject<P> s(sizes);
@@ -38,6 +35,8 @@ void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
 }
 
 TYPED_TEST(LayerBatchedArrivals, GivesTheBitsOfTheUnfusedLayer) { give_the_bits_of_the_unfused_layer<TypeParam>({}, 70); }
+
+TYPED_TEST(LayerBatchedArrivals, GivesTheSameBitsInRandomRounds) { give_the_same_bits_in_random_rounds<Subject<TypeParam>>(kPatterns); }
 
 /// 1104 columns: the last group is short. 7168 columns of few tokens travel in up to 14 pieces each.
 TYPED_TEST(LayerBatchedArrivals, HoldsForOtherTilesAndWidths) {

@@ -6,9 +6,6 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <cstdlib>
-#include <iterator>
-
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "tests/multigpu/arrivals_subject.cuh"
@@ -34,22 +31,19 @@ TYPED_TEST_SUITE(LayerCompletions, Schedules);
 template <class S>
 void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
   typename S::Subject s(sizes);
-  // Not Pattern::repeats: high_throughput refuses an expert twice in a row.
-  constexpr Pattern kPatterns[] = {Pattern::uniform,  Pattern::gaps,      Pattern::one_expert,
-                                   Pattern::own_rank, Pattern::next_rank, Pattern::none};
   constexpr int kMost[] = {kMaxTokens, 1, 40, 0, 200};
   for (unsigned round = 0; round < rounds; ++round) {
-    ASSERT_EQ(s.round(round, kPatterns[round % std::size(kPatterns)], kMost[round % 5]), "")
+    ASSERT_EQ(s.round(round, kPatternsWithoutRepeats[round % 6], kMost[round % 5]), "")
         << "round " << round << ", hidden " << sizes.hidden << ", expected rows " << sizes.expected_rows << ", " << sizes.column_blocks
         << " column blocks";
   }
   EXPECT_GT(s.norm(), 0.0);
 }
 
-/// MOE_COMPLETION_ROUNDS asks for more rounds.
-TYPED_TEST(LayerCompletions, GivesTheBitsOfTheUnfusedLayer) {
-  char const* const wanted = std::getenv("MOE_COMPLETION_ROUNDS");
-  give_the_bits_of_the_unfused_layer<TypeParam>({}, wanted == nullptr ? 70U : static_cast<unsigned>(std::atoi(wanted)));
+TYPED_TEST(LayerCompletions, GivesTheBitsOfTheUnfusedLayer) { give_the_bits_of_the_unfused_layer<TypeParam>({}, 70); }
+
+TYPED_TEST(LayerCompletions, GivesTheSameBitsInRandomRounds) {
+  give_the_same_bits_in_random_rounds<typename TypeParam::Subject>(kPatternsWithoutRepeats);
 }
 
 /// 1152 and 1104 columns: the last block is narrower than the others, and in fp8 the last group of 1104 is short.
@@ -81,6 +75,8 @@ TYPED_TEST(LayerCompletions, FollowsAGraph) {
 }
 
 TYPED_TEST(LayerCompletions, FillsAndOverflowsTheCapacity) { fill_and_overflow_the_capacity<typename TypeParam::Subject>(); }
+
+TYPED_TEST(LayerCompletions, HoldsOneRowInRoomForOne) { hold_one_row_in_room_for_one<typename TypeParam::Subject>(); }
 
 TYPED_TEST(LayerCompletions, EndsARoundThatARankAbandons) { end_a_round_that_a_rank_abandons<typename TypeParam::Subject>(); }
 
