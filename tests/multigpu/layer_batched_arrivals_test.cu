@@ -27,7 +27,7 @@ void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
   Subject<P> s(sizes);
   int const most[] = {sizes.max_tokens, 1, std::min(40, sizes.max_tokens), 0, std::min(200, sizes.max_tokens)};
   for (unsigned round = 0; round < rounds; ++round) {
-    ASSERT_EQ(s.round(round, kPatterns[round % 7], most[round % 5]), "")
+    ASSERT_EQ(s.round(round, pattern_of(round), most[round % 5]), "")
         << "round " << round << ", hidden " << sizes.hidden << ", " << sizes.max_tokens << " tokens at most, expected rows "
         << sizes.expected_rows;
   }
@@ -36,7 +36,7 @@ void give_the_bits_of_the_unfused_layer(Sizes const& sizes, unsigned rounds) {
 
 TYPED_TEST(LayerBatchedArrivals, GivesTheBitsOfTheUnfusedLayer) { give_the_bits_of_the_unfused_layer<TypeParam>({}, 70); }
 
-TYPED_TEST(LayerBatchedArrivals, GivesTheSameBitsInRandomRounds) { give_the_same_bits_in_random_rounds<Subject<TypeParam>>(kPatterns); }
+TYPED_TEST(LayerBatchedArrivals, GivesTheSameBitsInRandomRounds) { give_the_same_bits_in_random_rounds<Subject<TypeParam>>(); }
 
 /// 1104 columns: the last group is short. 7168 columns of few tokens travel in up to 14 pieces each.
 TYPED_TEST(LayerBatchedArrivals, HoldsForOtherTilesAndWidths) {
@@ -52,7 +52,7 @@ TYPED_TEST(LayerBatchedArrivals, HoldsForOneToken) { give_the_bits_of_the_unfuse
 TYPED_TEST(LayerBatchedArrivals, CountsOverManyRounds) {
   Subject<TypeParam> s({.max_tokens = 40});
   for (unsigned seed = 0; seed < 20; ++seed) {
-    s.bring(seed, kPatterns[seed % 7], 40);
+    s.bring(seed, pattern_of(seed), 40);
     for (int i = 0; i < 100; ++i) s.forward_fused();
     s.forward_plain();
     ASSERT_EQ(s.difference(), "") << "seed " << seed;
@@ -72,7 +72,7 @@ TYPED_TEST(LayerBatchedArrivals, MixesCallsThatWaitInTheDispatch) {
   auto& exchange = s.fused().exchange();
   auto& kernel = s.fused().kernel();
   for (unsigned round = 0; round < 30; ++round) {
-    s.bring(round, kPatterns[round % 7], 200);
+    s.bring(round, pattern_of(round), 200);
     s.forward_plain();
     unsigned const way = (round + static_cast<unsigned>(s.rank())) % 3;
     if (way == 0) {
@@ -101,7 +101,7 @@ TYPED_TEST(LayerBatchedArrivals, FollowsAGraph) {
     for (int i = 0; i < 3; ++i) s.forward_fused();
   });
   for (unsigned seed = 2; seed < 14; ++seed) {
-    s.bring_all(seed, kPatterns[seed % 7], 100);
+    s.bring_all(seed, pattern_of(seed), 100);
     s.forward_plain();
     graph.launch(s.stream());
     ASSERT_EQ(s.difference(), "") << "seed " << seed;
