@@ -1,20 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel.
-//
-//   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
-//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax|FOLDER] [--blocks 16]
-//                                   [--column-blocks 4] [--turns 1] [--json FILE]
-//
-// One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
-// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: window with overlap_dispatch; completing and
-// both: high_throughput with overlap_combine, and with overlap_dispatch, too. The bytes of a rank's window are beside each time. --turns:
-// how often all of these but all_to_all_v are measured, one after the other. CUDA graphs of ten layers where the exchange can be captured
-// (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the
-// layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as
-// with engines that do the routing; softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from
-// FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32 [ranks, tokens, topk], then weights
-// float32 of the same shape, of this machine's byte order. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank
-// computes the same amount. --blocks: thread blocks of HighThroughput; --column-blocks: its blocks of columns.
+// bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel. kUsage has its options.
 #include <mpi.h>
 
 #include <algorithm>
@@ -64,6 +49,32 @@ constexpr int kCalls = 10;
 constexpr int kRepeats = 5;
 constexpr int kSamples = 8;             // tokens of each rank that are compared
 constexpr int kMostDecodeTokens = 256;  // up to here --backends window takes LowLatency
+
+/// What --help prints.
+constexpr char const* kUsage = R"(Whole MoE layers with expert parallelism over all GPUs of a node, one process per GPU, microseconds.
+
+  mpirun -n <GPUs> ep_layer_bench [--option value]…
+
+  --shapes flash,pro             flash: hidden 4096, intermediate 2048, top-6 of 256 experts; pro: 7168, 3072, top-6 of 384
+  --like-ranks 8                 as many experts per rank as on eight ranks, so that a rank computes the same amount
+  --schemes fp8,bf16             fp8: blocks of 128
+  --tokens 8,16,…                of each rank
+  --backends window,fused,…      low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous;
+                                 window: the first up to 256 tokens per rank, the second above; fused: window with overlap_dispatch;
+                                 completing and both: high_throughput with overlap_combine, and with overlap_dispatch, too;
+                                 all_to_all_v: AllToAllV + HopperContiguous
+  --routing given|softmax|FOLDER given: ids and weights are in the layer before it runs, as with engines that do the routing;
+                                 softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from
+                                 FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32
+                                 [ranks, tokens, topk], then weights float32 of the same shape, of this machine's byte order
+  --blocks 16                    thread blocks of HighThroughput
+  --column-blocks 4              its blocks of columns
+  --turns 1                      how often all of these but all_to_all_v are measured, one after the other
+  --json FILE
+
+Each composition is first compared with the layer's definition in float32; a wrong result makes the exit code 1. Then graphs of ten layers
+where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after the other: slowest rank, median of five. Beside
+each time are that of its experts alone and the bytes of a rank's window.)";
 
 struct Config : LayerDefaults {
   using Act = bf16;
@@ -475,4 +486,4 @@ void set_option(Options& options, std::string const& key, std::string const& val
 
 }  // namespace
 
-int main(int argc, char** argv) { return moe_bench::ranks_main<Bench, Options>(argc, argv, "ep_layer_bench", set_option); }
+int main(int argc, char** argv) { return moe_bench::ranks_main<Bench, Options>(argc, argv, {"ep_layer_bench", kUsage}, set_option); }

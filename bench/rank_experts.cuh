@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "bench/arguments.hpp"
 #include "bench/random_experts.cuh"
@@ -33,15 +34,25 @@ int run_on_ranks(Options const& options) {
   return bench.write() && bench.good() ? 0 : 1;
 }
 
+/// A program's name, and what --help prints.
+struct Program {
+  char const* name;
+  char const* usage;
+};
+
 /// main() of a program that calls run_on_ranks(), with options "--key value": set(options, key, value) throws BadArgument for an unknown
 /// key.
 template <class Bench, class Options, class Set>
-int ranks_main(int argc, char** argv, char const* program, Set const& set) {
+int ranks_main(int argc, char** argv, Program const& program, Set const& set) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    std::puts(program.usage);
+    return 0;
+  }
   Options options;
   try {
     for (int i = 1; i < argc; i += 2) set(options, argv[i], value_of(argc, argv, i));
   } catch (BadArgument const& error) {
-    return refuse(program, error);
+    return refuse(program.name, error);
   }
   MPI_Init(&argc, &argv);
   int result = 1;

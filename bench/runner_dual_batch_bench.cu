@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/runner_dual_batch_bench.cu: a chain of ten blocks in one graph, whole batches against halves (runner/dual_batch.hpp).
-//
-//   mpirun -n <GPUs> runner_dual_batch_bench [--experts 32] [--tokens 128,1024,4096] [--backends high_throughput,low_latency]
-//                                            [--workers 0,116] [--blocks 16] [--json FILE]
-//
-// One process per GPU. Blocks of DeepSeek-V3's shape with 32 experts a rank, fp8: gate, routed experts, one shared expert, sum. The
-// outputs of halves are first compared with those of the whole batch. Slowest rank, median.
+// kUsage has its options.
 #include <mpi.h>
 
 #include <algorithm>
@@ -46,6 +41,21 @@ using moe_bench::worst_of;
 using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
 constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8, kChain = 10, kRepeats = 9;
+
+/// What --help prints.
+constexpr char const* kUsage = R"(A chain of ten blocks in one graph, whole batches against halves, one process per GPU, microseconds.
+
+  mpirun -n <GPUs> runner_dual_batch_bench [--option value]…
+
+  --experts 32                                of each rank
+  --tokens 128,1024,4096                      of each rank
+  --backends high_throughput,low_latency      low_latency up to 1024 tokens
+  --workers 0,116                             multiprocessors of the experts of a half; 0: all
+  --blocks 16                                 thread blocks of the exchange
+  --json FILE
+
+Blocks of DeepSeek-V3's shape, fp8: gate, routed experts, one shared expert, sum. The outputs of halves are first compared with those of the
+whole batch. Slowest rank, median.)";
 
 struct Config : LayerDefaults {
   using Act = bf16;
@@ -229,4 +239,6 @@ void set_option(Options& options, std::string const& key, std::string const& val
 
 }  // namespace
 
-int main(int argc, char** argv) { return moe_bench::ranks_main<Bench, Options>(argc, argv, "runner_dual_batch_bench", set_option); }
+int main(int argc, char** argv) {
+  return moe_bench::ranks_main<Bench, Options>(argc, argv, {"runner_dual_batch_bench", kUsage}, set_option);
+}

@@ -87,6 +87,11 @@ CASES = {
     ],
     "tune": [(["-", "fp4"], "fp4", "int8_row")],
 }
+# What --help prints, of programs that have it.
+HELP = {
+    "ep_layer_bench": ["--backends", "completing", "--routing", "FOLDER/<shape>_<tokens>.bin", "--turns"],
+    "runner_dual_batch_bench": ["--workers", "--experts"],
+}
 
 
 def main():
@@ -94,6 +99,9 @@ def main():
     for arguments, *parts in CASES[program.name]:  # a new program needs a line above
         run = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
         expect(run.returncode == 2 and all(p in run.stderr for p in parts), run)
+    if program.name in HELP:
+        run = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60)
+        expect(run.returncode == 0 and all(option in run.stdout for option in HELP[program.name]), run)
     finish()
 
 
