@@ -162,7 +162,7 @@ TYPED_TEST(QuantizedProducts, Q13_BlockFp8ScalesEveryKBlock) {
 
 /// Experts are constructed with the second of two experts' scale 3 of w2 replaced.
 template <class Experts, class Quant>
-void expect_scale_refused(typename Quant::WeightScale bad) {
+void expect_scale_refused(typename Quant::WeightScale bad, std::string_view fault) {
   using Kernel = typename Experts::template Kernel<Config, Quant, ActivationFormat::batched>;
   constexpr std::int64_t kHidden = 128, kIntermediate = 128;
   experts::WeightStore<Config, Quant> store(2, kHidden, kIntermediate, false);
@@ -180,17 +180,18 @@ void expect_scale_refused(typename Quant::WeightScale bad) {
     }
   });
   moe_test::expect_error(ErrorCode::argument,
-                         text("expert weights: w2 of expert 1 in ", Quant::kName, ": scale 3 is not finite or out of range"), construct);
+                         text("expert weights: w2 of expert 1 in ", Quant::kName, ": scale 3 is not finite or out of range: ", fault),
+                         construct);
 }
 TYPED_TEST(QuantizedProducts, ScalesThatAreNotFiniteAreRefused) {
   float const nan = std::numeric_limits<float>::quiet_NaN();
-  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan);
-  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F);  // times a code of up to 15
-  expect_scale_refused<TypeParam, quantization::Int4Fp8<32, true>>({1.0F, 16.0F});
-  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity());
-  expect_scale_refused<TypeParam, quantization::Mxfp4W4A16<>>(253);
-  expect_scale_refused<TypeParam, quantization::Mxfp8W8A16<>>(247);
-  expect_scale_refused<TypeParam, quantization::Nvfp4W4A16>(0xFF);
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan, "nan, at most 2.26855e+37");
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F, "3e+37, at most 2.26855e+37");  // times a code of up to 15
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32, true>>({1.0F, 16.0F}, "its zero point is 16, expected 0 to 15");
+  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity(), "-inf, at most 2.65846e+36");
+  expect_scale_refused<TypeParam, quantization::Mxfp4W4A16<>>(253, "exponent 253, at most 252");
+  expect_scale_refused<TypeParam, quantization::Mxfp8W8A16<>>(247, "exponent 247, at most 246");
+  expect_scale_refused<TypeParam, quantization::Nvfp4W4A16>(0xFF, "nan");
 }
 TYPED_TEST(QuantizedProducts, BlockScalesThatAreNotFiniteAreRefused) {
   using Quant = quantization::Fp8Block<>;

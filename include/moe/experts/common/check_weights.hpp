@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "moe/core/error.hpp"
+#include "moe/quantization/format/scale_fault.hpp"
 #include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::experts {
@@ -68,8 +69,8 @@ void check_scales(Weights const& w) {
     for (std::int64_t e = 0; e < m.scales.extent(0); ++e) {
       std::int64_t const bad = quantization::first_unpackable_scale<Quant>(row_ptr(m.scales, e), m.rows, m.cols);
       if (bad < 0) continue;
-      throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", e, " in ", Quant::kName, ": scale ", bad,
-                                            " is not finite or out of range"));
+      throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", e, " in ", Quant::kName, ": ",
+                                            quantization::scale_fault<Quant>(row_ptr(m.scales, e), bad, m.rows, m.cols)));
     }
   };
   if (Quant::weight_scale_count(w.w2.rows, w.w2.cols) == 0) return;

@@ -9,6 +9,7 @@
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
+#include "moe/quantization/format/scale_fault.hpp"
 #include "moe/quantization/format/shape.hpp"
 #include "moe/quantization/format/weight_scales.hpp"
 
@@ -50,8 +51,8 @@ void quantise_expert(Quant const& quant, char const* name, std::int64_t local, T
   to.scales.resize(static_cast<std::size_t>(Quant::weight_scale_count(rows, cols)));
   quant.template quantize_weight<typename Config::Weight>(to.wide.data(), rows, cols, to.codes.data(), to.scales.data());
   if (std::int64_t const bad = quantization::first_unpackable_scale<Quant>(to.scales.data(), rows, cols); bad >= 0) {
-    throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", local, " in ", Quant::kName, ": scale ", bad,
-                                          " is not finite or out of range"));
+    throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", local, " in ", Quant::kName, ": ",
+                                          quantization::scale_fault<Quant>(to.scales.data(), bad, rows, cols)));
   }
 }
 
