@@ -267,7 +267,7 @@ TEST(PackedWeights, WrongValuesAreNamed) {
   expect_refusal(ErrorCode::argument, "scale 0 is not finite", t, kNvfp4);
   t = experts(nvfp4);
   t[kGate1 + ".weight_global_scale"] = numbers<float>({1}, 0.0F);
-  expect_refusal(ErrorCode::argument, "scale 0 is not above 0", t, kNvfp4);
+  expect_refusal(ErrorCode::argument, "the scale 0 is not above 0", t, kNvfp4);
   t = experts(nvfp4);
   t[kGate1 + ".weight_scale"] = filled(FileDType::u8, {kI, kH / 16}, 0x38);
   expect_refusal(ErrorCode::argument, "dtype U8, expected F8_E4M3", t, kNvfp4);
@@ -280,7 +280,35 @@ TEST(PackedWeights, WrongValuesAreNamed) {
   expect_refusal(ErrorCode::argument, "shape [32, 4], expected [32, 2] (mxfp4: 32 elements a scale)", t, {});
   t = experts(packed);
   t[kGate1 + ".weight_packed"] = filled(FileDType::bf16, {kI, kH / 8});
-  expect_refusal(ErrorCode::argument, "dtype BF16, expected an integer type", t, kInt4);
+  expect_refusal(ErrorCode::argument, "dtype BF16, expected I32", t, kInt4);
+}
+
+/// Words are I32: wider or narrower integers hold other codes.
+TEST(PackedWeights, WordsOfAnotherTypeAreRefused) {
+  auto const refused = [](Make make, json const& q, std::string const& tensor, FileDType type, std::vector<std::int64_t> const& shape) {
+    Tensors t = experts(make);
+    t[kGate1 + tensor] = filled(type, shape);
+    expect_refusal(ErrorCode::argument, moe::text("dtype ", name(type), ", expected I32"), t, q);
+  };
+  refused(gptq, kGptq, ".qweight", FileDType::i8, {kH / 8, kI});
+  refused(gptq, kGptq, ".qzeros", FileDType::i64, {kH / 32, kI / 8});
+  refused(awq, kAwq, ".qweight", FileDType::i64, {kH, kI / 8});
+  refused(packed, kInt4, ".weight_packed", FileDType::i64, {kI, kH / 8});
+}
+
+/// A configuration that states zero points, and a matrix without them.
+TEST(PackedWeights, ZeroPointsThatAreMissingAreNamed) {
+  auto const refused = [](Make make, json q, char const* field, bool value, std::string const& tensor) {
+    Tensors t = experts(make);
+    t.erase(kGate1 + tensor);
+    (q.contains("config_groups") ? q["config_groups"]["group_0"]["weights"] : q)[field] = value;
+    expect_refusal(ErrorCode::argument, "gate_proj" + tensor + "' is missing", t, q);
+  };
+  refused(gptq, kGptq, "sym", false, ".qzeros");
+  refused(awq, kAwq, "zero_point", true, ".qzeros");
+  refused(packed, kInt4, "symmetric", false, ".weight_zero_point");
+  json const int8_rows = compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
+  refused(int8, int8_rows, "symmetric", false, ".weight_zero_point");
 }
 
 /// Finite scales under which the largest code is not: refused by the scale's tensor, whatever the codes are.

@@ -413,7 +413,7 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
           add_nvfp4(w, base, n, k, ".weight", ".weight_scale_2", is_bad(base) ? bad : 1);
         },
-        quantization::Nvfp4W4A16(), ".weight_scale_2", "scale 0 is");
+        quantization::Nvfp4W4A16(), ".weight_scale_2", bad == 1e38F ? "the global scale 1e+38 is out of range" : "scale 0 is not finite");
   }
   refused(
       moe_test::nvfp4_config(),
@@ -421,7 +421,7 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
         add_nvfp4(w, base, n, k);
         if (is_bad(base)) w.kept.back()[5] = 0x7F;
       },
-      quantization::Nvfp4W4A16(), ".weight_scale", "NaN scale");
+      quantization::Nvfp4W4A16(), ".weight_scale", "NaN scale at row 0, column 5");
   for (int bad : {253, 255}) {
     refused(
         moe_test::mxfp4_config(),
@@ -431,7 +431,8 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
           if (is_bad(base)) exponents[9] = static_cast<std::uint8_t>(bad);
           w.file.add(base + ".weight_scale", {n, k / 32}, exponents);
         },
-        quantization::Mxfp4W4A8<>(), ".weight_scale", bad == 255 ? "NaN scale" : "exponent 253 is out of range");
+        quantization::Mxfp4W4A8<>(), ".weight_scale",
+        bad == 255 ? "NaN scale in row 2" : "exponent 253 in row 2 is out of range, at most 252");
   }
 }
 TEST(PackedExperts, AScaleOfAStackThatCannotBePackedIsRefused) {
@@ -479,6 +480,42 @@ TEST(PackedExperts, APackingThatDoesNotFitIsRefused) {
     scales(w, base, n, k / 32);
     w.codes(base + ".weight_zero_point", FileDType::i32, {n / 8, bad ? k / 64 : k / 32});
   });
+}
+/// Types of other tensors than the form's, and experts in several forms: refused with the tensor's name and what was expected.
+TEST(PackedExperts, ATensorOfAnotherTypeIsRefused) {
+  auto const refused = [](ErrorCode code, json const& config, auto quant, std::string const& words, auto const& write) {
+    SCOPED_TRACE(text(decltype(quant)::kName, ", ", words));
+    TemporaryDirectory const directory;
+    moe_test::write_checkpoint(directory.path(), config, [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+      write(w, base, n, k, base.ends_with("experts.1.up_proj"));
+    });
+    std::string const message = expect_error(code, [&] { expect_same_values<decltype(quant)>(directory.path()); });
+    EXPECT_NE(message.find("experts.1.up_proj.weight"), std::string::npos) << message;
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  refused(ErrorCode::argument, packed_integers_config(32), quantization::WNa16<4, 32>(), "(F32 [128, 16]): dtype F32, expected I32",
+          [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) {
+            w.codes(base + ".weight_packed", bad ? FileDType::f32 : FileDType::i32, {n, k / 8});
+            w.scales(base + ".weight_scale", {n, k / 32});
+          });
+  refused(ErrorCode::argument, moe_test::mxfp4_config(), quantization::Mxfp4W4A16<>(), "(F32 [128, 4]): dtype F32, expected U8 or F8_E8M0",
+          [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) {
+            w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
+            if (bad) return w.scales(base + ".weight_scale", {n, k / 32});
+            w.exponents(base + ".weight_scale", {n, k / 32});
+          });
+  refused(ErrorCode::config, moe_test::nvfp4_config(), quantization::Nvfp4W4A16(),
+          "(I8 [128, 64]): stored as packed integers, the first expert as nvfp4",
+          [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) {
+            add_nvfp4(w, base + (bad ? ".other" : ""), n, k);
+            if (bad) w.codes(base + ".weight_packed", FileDType::i8, {n, k / 2});
+          });
+  TemporaryDirectory const directory;
+  json const asymmetric =
+      moe_test::compressed_config("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}, {"symmetric", false}});
+  moe_test::write_checkpoint(directory.path(), asymmetric, int8_rows);
+  expect_error(ErrorCode::argument, "gate_proj.weight_zero_point' is missing",
+               [&] { expect_same_values<quantization::Int8PerChannel>(directory.path()); });
 }
 TEST(PackedExperts, AStoreRefusesWeightsWhoseScaleIsNotFinite) {
   std::vector<float> w13(at(2 * 32 * 32), 0.5F), w2(at(32 * 32), 0.5F);

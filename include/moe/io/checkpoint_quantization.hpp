@@ -32,6 +32,7 @@ struct StoredWeights {
   bool integer = false;
   int bits = 0;
   std::int64_t group = 0;  ///< -1: a whole row; 0: a tensor, a block, or not stated
+  bool zeros = false;      ///< integers of which the configuration states that they have zero points
   friend bool operator==(StoredWeights const&, StoredWeights const&) = default;
 };
 /// "int4 in groups of 128", "float8"
@@ -61,6 +62,14 @@ struct CheckpointQuantization {
     throw Error(ErrorCode::config,
                 one_line(where, ": holds ", text_of(found), ", but quantization_config (", name(method), ") announces ", announced));
   }
+  /// E_ARG if all integers of these bits that the configuration states have zero points; `missing` is the tensor that has none.
+  void refuse_missing_zero_points(int bits, std::string_view where, std::string_view missing) const {
+    auto const others = [&](StoredWeights const& w) { return !w.integer || w.bits != bits; };
+    if (!std::ranges::all_of(weights, [&](StoredWeights const& w) { return others(w) || w.zeros; })) return;
+    if (std::ranges::all_of(weights, others)) return;
+    throw Error(ErrorCode::argument, one_line(where, ": quantization_config (", name(method), ") announces int", bits,
+                                              " with zero points, but '", missing, "' is missing"));
+  }
 };
 
 namespace detail {
@@ -87,6 +96,7 @@ inline StoredWeights scheme_weights(HfConfig const& w, CheckpointQuantization& o
   StoredWeights s;
   s.bits = weight_bits(w, {"num_bits"});
   s.integer = !w.has("type") || w.string("type", {"int", "float"}) == "int";
+  s.zeros = s.integer && w.has("symmetric") && !w.flag("symmetric");
   std::string const strategy = w.has("strategy")     ? w.string("strategy", {"tensor", "channel", "group", "block", "tensor_group"})
                                : w.has("group_size") ? "group"
                                                      : "";
@@ -162,14 +172,15 @@ inline CheckpointQuantization checkpoint_quantization(HfConfig const& q) {
   } else if (method == "gptq") {
     out.method = QuantMethod::gptq;
     int const bits = detail::weight_bits(q, {"bits"});
-    out.weights = {{true, bits, detail::weight_group(q, {"group_size"}, bits)}};
+    out.weights = {{true, bits, detail::weight_group(q, {"group_size"}, bits), q.has("sym") && !q.flag("sym")}};
     if (q.has("checkpoint_format")) out.zeros_minus_one = q.string("checkpoint_format", {"gptq", "gptq_v2"}) == "gptq";
     if (q.has("pack_dtype")) q.string("pack_dtype", {"int32"});
   } else if (method == "awq") {
     out.method = QuantMethod::awq;
     int const bits = detail::weight_bits(q, {"bits", "w_bit"});
     if (bits != 4) q.fail(one_line("AWQ weights are 4 bit, got ", bits, " bits"));
-    out.weights = {{true, bits, detail::weight_group(q, {"group_size", "q_group_size"}, bits)}};
+    out.weights = {
+        {true, bits, detail::weight_group(q, {"group_size", "q_group_size"}, bits), q.has("zero_point") && q.flag("zero_point")}};
     if (q.has("version")) q.string("version", {"gemm", "GEMM"});
   } else if (method == "compressed-tensors") {
     out.method = QuantMethod::compressed_tensors;

@@ -22,6 +22,7 @@
 #include "moe/io/packed_experts.hpp"
 #include "moe/io/tensor_store.hpp"
 #include "moe/quantization/format/facts.hpp"
+#include "moe/quantization/format/scale_fault.hpp"
 #include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::io {
@@ -68,7 +69,7 @@ class ExpertLoader {
     reader_.check_shapes(e);
     if (direct_) {
       for (StoredMatrix const& m : reader_.matrices(e)) {
-        if (!packed_.takes(m)) throw Error(ErrorCode::config, one_line("'", m.base, "': stored in another form than the first expert"));
+        packed_.require_taken(m);
         packed_.read(m, m.down ? to.w2 : to.w13, m.down ? to.w2_scales : to.w13_scales);
       }
       return;
@@ -88,7 +89,8 @@ class ExpertLoader {
         for (StoredMatrix const& m : reader_.matrices(e)) {
           if (m.down == down) where = m.base;
         }
-        throw Error(ErrorCode::argument, one_line("'", where, "' as ", Quant::kName, ": scale ", bad, " is not finite or out of range"));
+        throw Error(ErrorCode::argument,
+                    one_line("'", where, "' as ", Quant::kName, ": ", quantization::scale_fault<Quant>(scales, bad, n, k)));
       };
       check_scales(false, to.w13_scales, rows, h);
       check_scales(true, to.w2_scales, h, i);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "moe/io/one_line.hpp"
 #include "moe/io/packed_linear.hpp"
 #include "moe/io/scaled_matrix.hpp"
+#include "moe/io/stored_form.hpp"
 #include "moe/io/tensor_store.hpp"
 #include "moe/quantization/format/codecs.hpp"
 #include "moe/quantization/format/facts.hpp"
@@ -29,50 +31,7 @@
 
 namespace moe::io {
 
-/// How a checkpoint stores a matrix.
-enum class StoredForm : std::uint8_t { floats, fp8, int8, mxfp8, mxfp4, nvfp4, integers, other };
-
-constexpr std::string_view name(StoredForm f) {
-  constexpr std::string_view kNames[] = {"unquantised", "fp8", "int8", "mxfp8", "mxfp4", "nvfp4", "packed integers", "another form"};
-  return kNames[static_cast<std::size_t>(f)];
-}
-
 namespace detail {
-
-/// The codes of a matrix: its tensor, and of mxfp4 and mxfp8 the tensor of its exponents.
-struct StoredCodes {
-  StoredForm form = StoredForm::floats;
-  StoredTensor codes;
-  std::optional<StoredTensor> exponents;
-};
-
-/// E_ARG if the store has no such matrix.
-inline StoredCodes find_codes(TensorStore const& store, StoredMatrix const& m) {
-  auto const exponents = [&](StoredTensor const& codes, std::string const& tensor) {
-    return StoredCodes{StoredForm::mxfp4, codes, store.at(tensor)};
-  };
-  if (auto const blocks = store.find(m.base + "_blocks")) return exponents(*blocks, m.base + "_scales");
-  for (char const* suffix : {".qweight", ".weight_packed"}) {
-    auto const w = store.find(m.base + suffix);
-    if (!w) continue;
-    if (w->info->dtype != FileDType::u8) return {StoredForm::integers, *w, {}};
-    if (store.contains(m.base + ".weight_global_scale")) return {StoredForm::nvfp4, *w, {}};
-    return exponents(*w, m.base + ".weight_scale");
-  }
-  auto w = store.find(m.base + ".weight");
-  if (!w) w = store.at(m.base);
-  switch (w->info->dtype) {
-    case FileDType::f8_e4m3: {
-      auto const s = store.find(m.base + ".weight_scale");
-      bool const exponents_of_groups = s && (s->info->dtype == FileDType::u8 || s->info->dtype == FileDType::f8_e8m0) && m.stack == 0 &&
-                                       s->shape().size() == 2 && s->shape()[1] * 32 == m.cols;
-      return exponents_of_groups ? StoredCodes{StoredForm::mxfp8, *w, s} : StoredCodes{StoredForm::fp8, *w, {}};
-    }
-    case FileDType::i8: return store.contains(m.base + ".scale") ? exponents(*w, m.base + ".scale") : StoredCodes{StoredForm::int8, *w, {}};
-    case FileDType::u8: return {StoredForm::nvfp4, *w, {}};
-    default: return {StoredForm::floats, *w, {}};
-  }
-}
 
 /// Bytes of a cache-resident piece: what is copied is looked at while it is there.
 inline constexpr std::int64_t kPiece = 1 << 16;
@@ -118,6 +77,14 @@ inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mas
 
 inline void no_look(std::uint8_t const*, std::int64_t) {}
 
+/// "row 3", in a matrix of several also of which: where in the tensor the byte lies that copy_rows() put to `at` of the matrix. `width`:
+/// bytes of a row.
+inline std::string stored_row(StoredMatrix const& m, std::int64_t at, std::int64_t width) {
+  std::int64_t const row = at / width, half = m.rows / 2;
+  std::int64_t const stored = !m.interleaved ? row : row < half ? 2 * row : 2 * (row - half) + 1;
+  return m.stack == 0 ? text("row ", stored) : text("row ", stored, " of matrix ", m.index);
+}
+
 }  // namespace detail
 
 /// Reads matrices of experts as `Quant` stores them. Weight: element of unquantised weights.
@@ -145,6 +112,15 @@ class PackedMatrixReader {
     } else {
       return stored.form == kForm && !(kForm == StoredForm::floats && bits(stored.codes.info->dtype) < 16);
     }
+  }
+
+  /// E_CONFIG, naming the tensor and both forms, for a matrix that takes() refuses where it took another.
+  void require_taken(StoredMatrix const& m) const {
+    if (takes(m)) return;
+    auto const stored = detail::find_codes(store_, m);
+    throw Error(ErrorCode::config, one_line(stored.codes.where(), ": stored as ", name(stored.form),
+                                            stored.form == kForm ? " with other scales than the first expert" : ", the first expert as ",
+                                            stored.form == kForm ? "" : name(kForm)));
   }
 
   /// takes(), and of integers that the scheme has their bits, groups and order of columns. E_ARG, E_CONFIG as read().
@@ -235,6 +211,7 @@ class PackedMatrixReader {
     detail::MatrixPosition const position{.rows = m.rows, .cols = m.cols, .index = m.index, .stack = m.stack};
     detail::ScaleGrid grid = detail::read_scale_grid(scale, position, q_.block[0], q_.block[1]);
     q_.require({kForm == StoredForm::int8, 8, grid.group}, m.cols, codes.where());
+    if (kForm == StoredForm::int8) q_.refuse_missing_zero_points(8, codes.where(), m.base + ".weight_zero_point");
     return grid;
   }
   /// Whether the checkpoint's scale blocks cover whole blocks of the scheme.
@@ -246,26 +223,37 @@ class PackedMatrixReader {
   template <class T>
   static void require_packable(StoredTensor const& s, T const& scale, std::int64_t index) {
     if (quantization::is_packable(scale, Quant::kWeightDType)) return;
-    constexpr bool kHasZero = std::is_same_v<T, quantization::ScaleZero>;
-    throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", index, " is out of range: the largest weight under it is not finite",
-                                              kHasZero ? ", or its zero point is not a code" : ""));
+    auto const refuse = [&](float value) { detail::require_finite_weights(s, std::span(&value, 1), Quant::kWeightDType, index); };
+    if constexpr (std::is_same_v<T, quantization::ScaleZero>) {
+      refuse(scale.scale);
+      throw Error(ErrorCode::argument, one_line(s.where(), ": the zero point ", scale.zero, " of scale ", index, " is out of range [0, ",
+                                                quantization::largest_code(Quant::kWeightDType), "]"));
+    } else {
+      refuse(scale);
+    }
   }
-  /// Copies exponents; E_ARG, naming their tensor, for NaN and for those under which a code would not be finite.
+  /// Copies exponents; E_ARG, naming their tensor, for another type, NaN and those under which a code would not be finite.
   static void copy_exponents(StoredTensor const& s, StoredMatrix const& m, std::uint8_t* to) {
+    detail::require_dtype(s, {FileDType::u8, FileDType::f8_e8m0});
     std::int64_t const groups = m.cols / 32;
     constexpr std::uint8_t kLargest = quantization::largest_exponent(Quant::kWeightDType);
     detail::copy_rows(s, m.index * m.rows * groups, m.rows, groups, m.interleaved, to, [&](std::uint8_t const* bytes, std::int64_t n) {
-      std::uint8_t const largest = *std::max_element(bytes, bytes + n);
-      if (largest == 255) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale"));
-      if (largest > kLargest) {
-        throw Error(ErrorCode::argument, one_line(s.where(), ": exponent ", int{largest}, " is out of range, at most ", int{kLargest}));
-      }
+      std::uint8_t const* const largest = std::max_element(bytes, bytes + n);
+      if (*largest <= kLargest) return;
+      std::string const place = detail::stored_row(m, largest - to, groups);
+      if (*largest == 255) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale in ", place));
+      throw Error(ErrorCode::argument,
+                  one_line(s.where(), ": exponent ", int{*largest}, " in ", place, " is out of range, at most ", int{kLargest}));
     });
   }
-  static void refuse_nan_code(StoredTensor const& w, StoredMatrix const& m, std::uint8_t const* bytes, std::int64_t n) {
-    if (detail::has_byte(bytes, n, 0x7F, 0x7F)) {
-      throw Error(ErrorCode::argument, one_line(w.where(), ": NaN code in expert ", m.index, " of '", m.base, "'"));
-    }
+  /// E_ARG for a NaN of e4m3 among these bytes of a matrix with `width` bytes a row, which begins at `to`.
+  static void refuse_nan(StoredTensor const& t, StoredMatrix const& m, char const* what, void const* to, std::int64_t width,
+                         std::uint8_t const* bytes, std::int64_t n) {
+    if (!detail::has_byte(bytes, n, 0x7F, 0x7F)) return;
+    std::uint8_t const* const nan = std::find_if(bytes, bytes + n, [](std::uint8_t byte) { return (byte & 0x7F) == 0x7F; });
+    std::int64_t const at = nan - static_cast<std::uint8_t const*>(to);
+    throw Error(ErrorCode::argument,
+                one_line(t.where(), ": NaN ", what, " at ", detail::stored_row(m, at, width), ", column ", at % width));
   }
 
   /// e4m3 or int8 codes with float32 scales.
@@ -282,7 +270,7 @@ class PackedMatrixReader {
     }
     detail::copy_pieces(w, m.index * m.rows * m.cols, m.rows * m.cols, reinterpret_cast<std::uint8_t*>(to),
                         [&](std::uint8_t const* bytes, std::int64_t n) {
-                          if constexpr (kForm == StoredForm::fp8) refuse_nan_code(w, m, bytes, n);
+                          if constexpr (kForm == StoredForm::fp8) refuse_nan(w, m, "code", to, m.cols, bytes, n);
                         });
   }
   void read_mxfp8(detail::StoredCodes const& stored, StoredMatrix const& m, Code* to, Scale* scales) const {
@@ -291,7 +279,7 @@ class PackedMatrixReader {
     require_shape(*stored.exponents, {m.rows, m.cols / 32});
     q_.require({false, 8, 32}, m.cols, w.where());
     detail::copy_rows(w, 0, m.rows, m.cols, m.interleaved, reinterpret_cast<std::uint8_t*>(to),
-                      [&](std::uint8_t const* bytes, std::int64_t n) { refuse_nan_code(w, m, bytes, n); });
+                      [&](std::uint8_t const* bytes, std::int64_t n) { refuse_nan(w, m, "code", to, m.cols, bytes, n); });
     copy_exponents(*stored.exponents, m, scales + m.row * (m.cols / 32));
   }
   void read_mxfp4(detail::StoredCodes const& stored, StoredMatrix const& m, Code* to, Scale* scales) const {
@@ -299,6 +287,7 @@ class PackedMatrixReader {
     StoredTensor const& s = *stored.exponents;
     if (m.cols % 32 != 0) throw Error(ErrorCode::argument, one_line(w.where(), ": mxfp4 needs K to be a multiple of 32, is ", m.cols));
     require(w, m, m.cols / 2);
+    detail::require_dtype(w, {FileDType::u8, FileDType::i8});
     if (m.stack == 0) {
       require_shape(s, {m.rows, m.cols / 32});
     } else {
@@ -321,11 +310,9 @@ class PackedMatrixReader {
     require(w, m, m.cols / 2);
     q_.require({false, 4, 16}, m.cols, w.where());
     require_shape(s, {m.rows, m.cols / 16}, "nvfp4: 16 elements a scale");
-    if (s.info->dtype != FileDType::f8_e4m3) {
-      throw Error(ErrorCode::argument, one_line(s.where(), ": dtype ", name(s.info->dtype), ", expected F8_E4M3"));
-    }
+    detail::require_dtype(s, {FileDType::f8_e4m3});
     float const stored = detail::read_scale(g), global = multiplies ? stored : 1.0F / stored;
-    require_packable(g, global * 448.0F, 0);
+    detail::require_packable_global(g, global);
     std::int64_t const rows = m.all_rows, groups = m.cols / 16;
     if (m.row == 0) {
       std::fill(scales + rows * groups, scales + Quant::weight_global_offset(rows, m.cols), Scale{0});
@@ -335,9 +322,9 @@ class PackedMatrixReader {
                                               " of the other half of w13; ", Quant::kName, " stores one for both"));
     }
     detail::copy_pieces(w, 0, m.rows * m.cols / 2, to, detail::no_look);
-    detail::copy_pieces(s, 0, m.rows * groups, scales + m.row * groups, [&](std::uint8_t const* bytes, std::int64_t n) {
-      if (detail::has_byte(bytes, n, 0x7F, 0x7F)) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale"));
-    });
+    std::uint8_t* const to_scales = scales + m.row * groups;
+    detail::copy_pieces(s, 0, m.rows * groups, to_scales,
+                        [&](std::uint8_t const* bytes, std::int64_t n) { refuse_nan(s, m, "scale", to_scales, groups, bytes, n); });
   }
   /// Packed words of compressed-tensors are the scheme's bytes; those of GPTQ and AWQ are rearranged.
   void read_integers(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {

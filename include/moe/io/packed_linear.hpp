@@ -33,8 +33,11 @@ auto naming(StoredTensor const& t, F&& f) {
 
 /// Packed codes of 4 or 8 bits, from which a zero point is subtracted.
 constexpr DType integer_type(int bits) { return bits == 4 ? DType::u4 : DType::u8; }
-/// A whole integer tensor.
-inline std::vector<std::int32_t> read_words(StoredTensor const& t) { return t.file->read<std::int32_t>(*t.info); }
+/// A whole tensor of words with packed codes or zero points. E_ARG unless it is I32.
+inline std::vector<std::int32_t> read_words(StoredTensor const& t) {
+  require_dtype(t, {FileDType::i32});
+  return t.file->read<std::int32_t>(*t.info);
+}
 
 /// The group of each of k columns; empty if column j belongs to group j / group. E_ARG for a group outside [0, groups). E_UNSUPPORTED for
 /// another order in matrices split between ranks: the groups of one part would be scattered over the whole row.
@@ -43,7 +46,7 @@ inline std::vector<std::int32_t> read_group_index(TensorStore const& store, std:
   auto const t = store.find(tensor);
   if (!t) return {};
   require_shape(*t, {k});
-  std::vector<std::int32_t> index = read_words(*t);
+  std::vector<std::int32_t> index = t->file->read<std::int32_t>(*t->info);
   // If columns were not reordered, some writers still store the tensor, with -1 as its first element.
   if (!index.empty() && index[0] == -1) return {};
   bool in_order = true;
@@ -107,6 +110,8 @@ inline IntegerMatrix read_qweight(TensorStore const& store, StoredTensor const& 
   if (auto const z = store.find(base + ".qzeros")) {
     require_shape(*z, {k / group, n / per_word}, because);
     zeros = read_words(*z);
+  } else {
+    q.refuse_missing_zero_points(bits, w.where(), base + ".qzeros");
   }
   auto const words = read_words(w);
   auto const scales = read_scales(s);
@@ -159,6 +164,7 @@ inline PackedIntegers find_packed_integers(TensorStore const& store, StoredTenso
   }
   bool const eight = w.shape().size() == 2 && w.shape()[1] == k / 4;
   require_shape(w, {n, eight ? k / 4 : k / 8}, eight ? "" : "4 bits");
+  require_dtype(w, {FileDType::i32});
   int const bits = eight ? 8 : 4;
   StoredTensor const s = store.at(base + ".weight_scale");
   auto const& shape = s.shape();
@@ -169,7 +175,11 @@ inline PackedIntegers find_packed_integers(TensorStore const& store, StoredTenso
   std::int64_t const groups = shape[1], group = k / groups;
   q.require({true, bits, group}, k, w.where());
   auto zeros = store.find(base + ".weight_zero_point");
-  if (zeros) require_shape(*zeros, {n / (32 / bits), groups});
+  if (zeros) {
+    require_shape(*zeros, {n / (32 / bits), groups});
+  } else {
+    q.refuse_missing_zero_points(bits, w.where(), base + ".weight_zero_point");
+  }
   PackedIntegers out{bits, group, s, zeros, read_group_index(store, base + ".weight_g_idx", k, group, q.split)};
   naming(w, [&] { quantization::check_int_format(bits, out.group_size(k)); });
   return out;
@@ -210,6 +220,8 @@ void read_e2m1(StoredTensor const& codes, std::int64_t first, std::int64_t rows,
 /// leading dimensions, into out[rows, k] as float.
 inline void read_mxfp4_rows(StoredTensor const& blocks, StoredTensor const& scales, std::int64_t first, std::int64_t rows, std::int64_t k,
                             float* out) {
+  require_dtype(blocks, {FileDType::u8, FileDType::i8});
+  require_dtype(scales, {FileDType::u8, FileDType::f8_e8m0});
   std::int64_t const groups = k / 32;
   std::vector<std::uint8_t> exponents(at(rows * groups));
   scales.file->read_bytes(*scales.info, first * groups, rows * groups, exponents.data());
@@ -252,12 +264,7 @@ void read_packed_floats(TensorStore const& store, StoredTensor const& w, std::st
   require_shape(w, {n, k / 2});
   q.require({false, 4, group}, k, w.where());
   require_shape(s, {n, k / group}, nvfp4 ? "nvfp4: 16 elements a scale" : "mxfp4: 32 elements a scale");
-  bool const dtype_fits =
-      nvfp4 ? s.info->dtype == FileDType::f8_e4m3 : s.info->dtype == FileDType::u8 || s.info->dtype == FileDType::f8_e8m0;
-  if (!dtype_fits) {
-    throw Error(ErrorCode::argument,
-                one_line(s.where(), ": dtype ", name(s.info->dtype), ", expected ", nvfp4 ? "F8_E4M3" : "U8 or F8_E8M0"));
-  }
+  if (nvfp4) require_dtype(s, {FileDType::f8_e4m3});
   std::vector<float> wide(at(n * k));
   if (nvfp4) {
     StoredTensor const& g = multiplies ? *multiplies : *divides;

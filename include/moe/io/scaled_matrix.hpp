@@ -34,6 +34,14 @@ namespace detail {
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+/// E_ARG unless the tensor has one of these types.
+inline void require_dtype(StoredTensor const& t, std::initializer_list<FileDType> wanted) {
+  if (std::ranges::find(wanted, t.info->dtype) != wanted.end()) return;
+  std::string names;
+  for (FileDType dtype : wanted) names += text(names.empty() ? "" : " or ", name(dtype));
+  throw Error(ErrorCode::argument, one_line(t.where(), ": dtype ", name(t.info->dtype), ", expected ", names));
+}
+
 /// One matrix [rows, cols]: a tensor of its own (stack 0), or number `index` of a tensor [stack, rows, cols].
 struct MatrixPosition {
   std::int64_t rows = 0, cols = 0;
@@ -52,7 +60,9 @@ inline std::vector<float> read_scales(StoredTensor const& s, std::int64_t first,
     s.file->read_elements(*s.info, first, count, out.data());
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (!std::isfinite(out[i])) throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", at(first) + i, " is not finite"));
+    if (std::isfinite(out[i])) continue;
+    std::string const value = std::isnan(out[i]) ? "NaN" : text(out[i]);
+    throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", at(first) + i, " is not finite: ", value));
   }
   return out;
 }
@@ -61,7 +71,7 @@ inline std::vector<float> read_scales(StoredTensor const& s) { return read_scale
 inline float read_scale(StoredTensor const& s) {
   if (s.info->elements() != 1) throw Error(ErrorCode::argument, one_line(s.where(), ": shape ", s.info->shape_text(), ", expected [1]"));
   float const scale = read_scales(s)[0];
-  if (!(scale > 0.0F)) throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", scale, " is not above 0"));
+  if (!(scale > 0.0F)) throw Error(ErrorCode::argument, one_line(s.where(), ": the scale ", scale, " is not above 0"));
   return scale;
 }
 
@@ -169,6 +179,7 @@ bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string co
   ScaleGrid const grid = read_scale_grid(*scale, m, block_rows, block_cols);
   q.require({!e4m3, 8, grid.group}, m.cols, w.where());
   bool const zero_points = !e4m3 && store.contains(base + ".weight_zero_point");
+  if (!e4m3 && !zero_points) q.refuse_missing_zero_points(8, w.where(), base + ".weight_zero_point");
   require_finite_weights(*scale, grid.values, e4m3 ? DType::e4m3 : zero_points ? DType::u8 : DType::i8, grid.first);
   if (e4m3) {
     read_scaled_e4m3(w, m, grid, out);
