@@ -240,13 +240,14 @@ Runner runner_of(JobOptions const& o) {
     if (row.experts_space != row.space) {
       throw moe::Error(moe::ErrorCode::config, text("--experts ", o.experts, " needs --device ", row.experts_space));
     }
+    std::string const composition = text("--quantization ", o.quantization, " with --experts ", o.experts, " and --backend ", o.backend,
+                                         " on --device ", o.device, ": ");
     if (row.refused != nullptr) {
-      throw moe::Error(moe::ErrorCode::config, row.refused);
+      constexpr std::string_view kOfTheCompiler = "moe: ";  // main() begins a line with it, too
+      throw moe::Error(moe::ErrorCode::config, text(composition, std::string_view(row.refused).substr(kOfTheCompiler.size())));
     }
     if (row.run == nullptr) {
-      throw moe::Error(moe::ErrorCode::unsupported,
-                       text("--quantization ", o.quantization, " with --experts ", o.experts, " and --backend ", o.backend, " on --device ",
-                            o.device, ": not in this program: ", row.builds));
+      throw moe::Error(moe::ErrorCode::unsupported, text(composition, "not in this program: ", row.builds));
     }
     return row.run;
   }

@@ -21,7 +21,8 @@ def run_row(row, block, output):
               "--quantization", row["quantization"], ranks=0)
     if row["answer"] != "yes":
         code = "E_CONFIG" if row["answer"] == "no" else "E_UNSUPPORTED"
-        words = run.stderr.startswith(f"moe: {code}: ") and run.stderr.strip().endswith(row["why"])
+        words = run.stderr.startswith(f"moe: {code}: --quantization {row['quantization']} with --experts {row['experts']} and --backend ")
+        words = words and run.stderr.strip().endswith(row["why"].removeprefix("moe: "))
         right = run.returncode == 1 and run.stdout == "" and words
         return None if right else f"refused in other words: {run}"
     if row["space"] == "cuda" and (run.stderr.strip() == NO_GPU or run.stderr.startswith(NOT_HOPPER)):
