@@ -53,7 +53,7 @@ constexpr int kMostDecodeTokens = 256;  // up to here --backends window takes Lo
 /// What --help prints.
 constexpr char const* kUsage = R"(Whole MoE layers with expert parallelism over all GPUs of a node, one process per GPU, microseconds.
 
-  mpirun -n <GPUs> ep_layer_bench [--option value]…
+  mpirun -n <GPUs> ep_layer_bench [--option value]…      with these defaults:
 
   --shapes flash,pro             flash: hidden 4096, intermediate 2048, top-6 of 256 experts; pro: 7168, 3072, top-6 of 384
   --like-ranks 8                 as many experts per rank as on eight ranks, so that a rank computes the same amount
@@ -63,12 +63,12 @@ constexpr char const* kUsage = R"(Whole MoE layers with expert parallelism over 
                                  window: the first up to 256 tokens per rank, the second above; fused: window with overlap_dispatch;
                                  completing and both: high_throughput with overlap_combine, and with overlap_dispatch, too;
                                  all_to_all_v: AllToAllV + HopperContiguous
-  --routing given|softmax|FOLDER given: ids and weights are in the layer before it runs, as with engines that do the routing;
-                                 softmax: the layer routes from logits; FOLDER, with a "/" in it: given, from
+  --routing given                given: ids and weights are in the layer before it runs, as with engines that do the routing;
+                                 softmax: the layer routes from logits; a folder, with a "/" in it: given, from
                                  FOLDER/<shape>_<tokens>.bin, so that another implementation runs with the same routing: ids int32
                                  [ranks, tokens, topk], then weights float32 of the same shape, of this machine's byte order
   --blocks 16                    thread blocks of HighThroughput
-  --column-blocks 4              its blocks of columns
+  --column-blocks 4              blocks of columns of HighThroughput
   --turns 1                      how often all of these but all_to_all_v are measured, one after the other
   --json FILE
 

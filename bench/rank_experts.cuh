@@ -44,9 +44,11 @@ struct Program {
 /// key.
 template <class Bench, class Options, class Set>
 int ranks_main(int argc, char** argv, Program const& program, Set const& set) {
-  if (argc > 1 && std::string_view(argv[1]) == "--help") {
-    std::puts(program.usage);
-    return 0;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--help") {
+      std::puts(program.usage);
+      return 0;
+    }
   }
   Options options;
   try {

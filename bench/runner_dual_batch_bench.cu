@@ -45,7 +45,7 @@ constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8, kChain = 10, kRep
 /// What --help prints.
 constexpr char const* kUsage = R"(A chain of ten blocks in one graph, whole batches against halves, one process per GPU, microseconds.
 
-  mpirun -n <GPUs> runner_dual_batch_bench [--option value]…
+  mpirun -n <GPUs> runner_dual_batch_bench [--option value]…      with these defaults:
 
   --experts 32                                of each rank
   --tokens 128,1024,4096                      of each rank

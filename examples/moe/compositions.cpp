@@ -243,8 +243,9 @@ Runner runner_of(JobOptions const& o) {
     std::string const composition = text("--quantization ", o.quantization, " with --experts ", o.experts, " and --backend ", o.backend,
                                          " on --device ", o.device, ": ");
     if (row.refused != nullptr) {
-      constexpr std::string_view kOfTheCompiler = "moe: ";  // main() begins a line with it, too
-      throw moe::Error(moe::ErrorCode::config, text(composition, std::string_view(row.refused).substr(kOfTheCompiler.size())));
+      std::string_view sentence = row.refused;
+      if (sentence.starts_with("moe: ")) sentence.remove_prefix(5);  // the tool begins its errors so itself
+      throw moe::Error(moe::ErrorCode::config, text(composition, sentence));
     }
     if (row.run == nullptr) {
       throw moe::Error(moe::ErrorCode::unsupported, text(composition, "not in this program: ", row.builds));

@@ -185,10 +185,10 @@ void expect_scale_refused(typename Quant::WeightScale bad, std::string_view faul
 }
 TYPED_TEST(QuantizedProducts, ScalesThatAreNotFiniteAreRefused) {
   float const nan = std::numeric_limits<float>::quiet_NaN();
-  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan, "nan, at most 2.26855e+37");
-  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F, "3e+37, at most 2.26855e+37");  // times a code of up to 15
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan, "nan, magnitude at most 2.26855e+37");
+  expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F, "3e+37, magnitude at most 2.26855e+37");  // times a code of up to 15
   expect_scale_refused<TypeParam, quantization::Int4Fp8<32, true>>({1.0F, 16.0F}, "its zero point is 16, expected 0 to 15");
-  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity(), "-inf, at most 2.65846e+36");
+  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity(), "-inf, magnitude at most 2.65846e+36");
   expect_scale_refused<TypeParam, quantization::Mxfp4W4A16<>>(253, "exponent 253, at most 252");
   expect_scale_refused<TypeParam, quantization::Mxfp8W8A16<>>(247, "exponent 247, at most 246");
   expect_scale_refused<TypeParam, quantization::Nvfp4W4A16>(0xFF, "nan");

@@ -64,9 +64,13 @@ struct CheckpointQuantization {
   }
   /// E_ARG if all integers of these bits that the configuration states have zero points; `missing` is the tensor that has none.
   void refuse_missing_zero_points(int bits, std::string_view where, std::string_view missing) const {
-    auto const others = [&](StoredWeights const& w) { return !w.integer || w.bits != bits; };
-    if (!std::ranges::all_of(weights, [&](StoredWeights const& w) { return others(w) || w.zeros; })) return;
-    if (std::ranges::all_of(weights, others)) return;
+    bool stated = false;
+    for (StoredWeights const& w : weights) {
+      if (!w.integer || w.bits != bits) continue;
+      if (!w.zeros) return;
+      stated = true;
+    }
+    if (!stated) return;
     throw Error(ErrorCode::argument, one_line(where, ": quantization_config (", name(method), ") announces int", bits,
                                               " with zero points, but '", missing, "' is missing"));
   }

@@ -118,9 +118,12 @@ class PackedMatrixReader {
   void require_taken(StoredMatrix const& m) const {
     if (takes(m)) return;
     auto const stored = detail::find_codes(store_, m);
-    throw Error(ErrorCode::config, one_line(stored.codes.where(), ": stored as ", name(stored.form),
-                                            stored.form == kForm ? " with other scales than the first expert" : ", the first expert as ",
-                                            stored.form == kForm ? "" : name(kForm)));
+    if (stored.form == kForm) {
+      throw Error(ErrorCode::config,
+                  one_line(stored.codes.where(), ": stored as ", name(stored.form), " with other scales than the first expert"));
+    }
+    throw Error(ErrorCode::config,
+                one_line(stored.codes.where(), ": stored as ", name(stored.form), ", the first expert as ", name(kForm)));
   }
 
   /// takes(), and of integers that the scheme has their bits, groups and order of columns. E_ARG, E_CONFIG as read().
@@ -222,14 +225,14 @@ class PackedMatrixReader {
   /// E_ARG, naming the tensor of the scales, unless every code is finite under this one. `index`: its position in the tensor.
   template <class T>
   static void require_packable(StoredTensor const& s, T const& scale, std::int64_t index) {
-    if (quantization::is_packable(scale, Quant::kWeightDType)) return;
-    auto const refuse = [&](float value) { detail::require_finite_weights(s, std::span(&value, 1), Quant::kWeightDType, index); };
     if constexpr (std::is_same_v<T, quantization::ScaleZero>) {
-      refuse(scale.scale);
+      detail::require_finite_weights(s, std::span(&scale.scale, 1), Quant::kWeightDType, index);
+      if (quantization::is_packable(scale, Quant::kWeightDType)) return;
       throw Error(ErrorCode::argument, one_line(s.where(), ": the zero point ", scale.zero, " of scale ", index, " is out of range [0, ",
                                                 quantization::largest_code(Quant::kWeightDType), "]"));
     } else {
-      refuse(scale);
+      float const value = scale;
+      detail::require_finite_weights(s, std::span(&value, 1), Quant::kWeightDType, index);
     }
   }
   /// Copies exponents; E_ARG, naming their tensor, for another type, NaN and those under which a code would not be finite.

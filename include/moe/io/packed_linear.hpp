@@ -46,7 +46,7 @@ inline std::vector<std::int32_t> read_group_index(TensorStore const& store, std:
   auto const t = store.find(tensor);
   if (!t) return {};
   require_shape(*t, {k});
-  std::vector<std::int32_t> index = t->file->read<std::int32_t>(*t->info);
+  std::vector<std::int32_t> index = t->file->read<std::int32_t>(*t->info);  // numbers, not packed: of any integer type
   // If columns were not reordered, some writers still store the tensor, with -1 as its first element.
   if (!index.empty() && index[0] == -1) return {};
   bool in_order = true;

@@ -14,8 +14,8 @@
 
 namespace moe::quantization {
 
-/// "scale 4 is not finite or out of range: nan, at most 2.26855e+37": the scale `bad` of a weight matrix [rows, cols]. Of schemes that do
-/// not state their format without value and bound.
+/// "scale 4 is not finite or out of range: nan, magnitude at most 2.26855e+37": the scale `bad` of a weight matrix [rows, cols]. Of schemes
+/// that do not state their format without value and bound.
 template <class Quant>
 std::string scale_fault(typename Quant::WeightScale const* scales, std::int64_t bad, std::int64_t rows, std::int64_t cols) {
   using Scale = typename Quant::WeightScale;
@@ -25,7 +25,7 @@ std::string scale_fault(typename Quant::WeightScale const* scales, std::int64_t 
   } else {
     constexpr DType kCodes = Quant::kWeightDType;
     auto const of_float = [&](float value, float top) {
-      return text(fault, ": ", value, ", at most ", std::numeric_limits<float>::max() / top);
+      return text(fault, ": ", value, ", magnitude at most ", std::numeric_limits<float>::max() / top);
     };
     if constexpr (std::is_same_v<Scale, ScaleZero>) {
       ScaleZero const s = scales[bad];
