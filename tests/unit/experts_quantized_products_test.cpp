@@ -188,7 +188,8 @@ TYPED_TEST(QuantizedProducts, ScalesThatAreNotFiniteAreRefused) {
   expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(nan, "nan, magnitude at most 2.26855e+37");
   expect_scale_refused<TypeParam, quantization::Int4Fp8<32>>(3e37F, "3e+37, magnitude at most 2.26855e+37");  // times a code of up to 15
   expect_scale_refused<TypeParam, quantization::Int4Fp8<32, true>>({1.0F, 16.0F}, "its zero point is 16, expected 0 to 15");
-  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity(), "-inf, magnitude at most 2.65846e+36");
+  expect_scale_refused<TypeParam, quantization::Int8PerChannel>(-std::numeric_limits<float>::infinity(),
+                                                                "-inf, magnitude at most 2.65846e+36");
   expect_scale_refused<TypeParam, quantization::Mxfp4W4A16<>>(253, "exponent 253, at most 252");
   expect_scale_refused<TypeParam, quantization::Mxfp8W8A16<>>(247, "exponent 247, at most 246");
   expect_scale_refused<TypeParam, quantization::Nvfp4W4A16>(0xFF, "nan");
