@@ -23,6 +23,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/relative_error.hpp"
 #include "tests/gpu/typed_memory.cuh"
 
 namespace moe_test::arrivals {
@@ -162,17 +163,10 @@ class Subject {
     norm_ += sum;
     return "";
   }
-  /// The root mean square of the outputs' difference over that of the unfused output; 0 without tokens. NaN where one is not finite.
   double relative_difference() {
     stream_.synchronize();
-    auto const a = out_[0].download(), b = out_[1].download();
-    double difference = 0, norm = 0;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(tokens_) * static_cast<std::size_t>(sizes_.hidden); ++i) {
-      double const x = to_float(a[i]), y = to_float(b[i]);
-      difference += (x - y) * (x - y);
-      norm += x * x;
-    }
-    return tokens_ == 0 ? 0 : std::sqrt(difference / norm);
+    auto const rows = static_cast<std::size_t>(tokens_) * static_cast<std::size_t>(sizes_.hidden);
+    return moe_test::relative_error(out_[1].download(), out_[0].download(), rows);
   }
   std::string round(unsigned seed, Pattern pattern, int most) {
     bring(seed, pattern, most);
@@ -266,6 +260,16 @@ class Subject {
   double norm_ = 0;
 };
 
+/// One expert takes `tokens` rows of each rank, more than fit: both layers say so and give the same bits.
+template <class S>
+void overflow_the_capacity(S& s, unsigned seed, int tokens) {
+  s.bring_all(seed, Pattern::one_expert, tokens);
+  s.forward_plain();
+  s.forward_fused();
+  EXPECT_EQ(s.difference(), "") << "over, seed " << seed;
+  EXPECT_NE(s.fused_error().find("E_CAPACITY"), std::string::npos);
+  EXPECT_NE(s.plain_error().find("E_CAPACITY"), std::string::npos);
+}
 /// One expert takes all rows; the capacity of its rank holds them exactly, and then not.
 template <class S>
 void fill_and_overflow_the_capacity() {
@@ -279,12 +283,7 @@ void fill_and_overflow_the_capacity() {
     s.forward_fused();
     ASSERT_EQ(s.difference(), "") << "full, seed " << seed;
     ASSERT_EQ(s.fused_error(), "");
-    s.bring_all(seed, Pattern::one_expert, kRows + 1);
-    s.forward_plain();
-    s.forward_fused();
-    ASSERT_EQ(s.difference(), "") << "over, seed " << seed;
-    EXPECT_NE(s.fused_error().find("E_CAPACITY"), std::string::npos);
-    EXPECT_NE(s.plain_error().find("E_CAPACITY"), std::string::npos);
+    overflow_the_capacity(s, seed, kRows + 1);
   }
 }
 
@@ -304,12 +303,7 @@ void hold_one_row_in_room_for_one() {
     }
     ASSERT_EQ(s.plain_error() + s.fused_error(), "");
     if (s.size() == 1) continue;
-    s.bring_all(seed, Pattern::one_expert, 1);
-    s.forward_plain();
-    s.forward_fused();
-    ASSERT_EQ(s.difference(), "") << "over, seed " << seed;
-    EXPECT_NE(s.fused_error().find("E_CAPACITY"), std::string::npos);
-    EXPECT_NE(s.plain_error().find("E_CAPACITY"), std::string::npos);
+    overflow_the_capacity(s, seed, 1);
   }
 }
 

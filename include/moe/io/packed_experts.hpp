@@ -226,8 +226,8 @@ class PackedMatrixReader {
   template <class T>
   static void require_packable(StoredTensor const& s, T const& scale, std::int64_t index) {
     if constexpr (std::is_same_v<T, quantization::ScaleZero>) {
-      detail::require_finite_weights(s, std::span(&scale.scale, 1), Quant::kWeightDType, index);
       if (quantization::is_packable(scale, Quant::kWeightDType)) return;
+      detail::require_finite_weights(s, std::span(&scale.scale, 1), Quant::kWeightDType, index);
       throw Error(ErrorCode::argument, one_line(s.where(), ": the zero point ", scale.zero, " of scale ", index, " is out of range [0, ",
                                                 quantization::largest_code(Quant::kWeightDType), "]"));
     } else {
